@@ -1,0 +1,34 @@
+"""What can go wrong through no fault of the program: errors that name the thing, its value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FeddpcError(Exception):
+    """Base of every error a user can cause; the command line prints it without a traceback and exits with 2."""
+
+
+class BadInputError(FeddpcError):
+    """A name, value or combination that cannot be used."""
+
+
+class DataError(FeddpcError):
+    """A data file that is missing, damaged, of the wrong kind, or not what its checksum says."""
+
+
+class RunFolderError(FeddpcError):
+    """A run folder that is missing, foreign, damaged, in use, or belongs to another configuration."""
+
+
+def unknown(kind: str, value: str, choices: Iterable[str]) -> BadInputError:
+    """Build the error for an unknown name, with the nearest valid names first.
+
+    >>> str(unknown("method", "fedpdc", ["fedavg", "feddpc", "fedprox"]))
+    "unknown method 'fedpdc': did you mean 'feddpc'? Valid: fedavg, feddpc, fedprox"
+    """
+    names = sorted(choices)
+    near = difflib.get_close_matches(value.lower(), names, n=3, cutoff=0.55)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+    return BadInputError(f"unknown {kind} {value!r}: {hint}Valid: {', '.join(names)}")
