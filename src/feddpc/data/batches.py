@@ -1,0 +1,82 @@
+"""Batch plans: which samples every client of a cohort sees at every local step, decided ahead on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddpc import chance
+from feddpc.data.partition import Partition
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The batches of a cohort: client ``i`` trains on ``index[i, k, :count[i, k]]`` at step ``k < steps[i]``.
+
+    What lies behind ``count`` and ``steps`` is padding (index 0). ``draws[i, k, b]`` holds the vertical shift, the
+    horizontal shift and the flip of a sample when the data are augmented. ``noise`` seeds layers that draw for
+    themselves, one seed a client.
+    """
+
+    clients: Ints  # [m]
+    sizes: Ints  # [m] samples a client holds
+    index: Ints  # [m, K, B]
+    count: Ints  # [m, K]
+    steps: Ints  # [m]
+    noise: tuple[int, ...]
+    draws: NDArray[np.int8] | None = None  # [m, K, B, 3]
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Makes the batch plans of one experiment; a pure function of (seed, round, client)."""
+
+    partition: Partition
+    batch_size: int
+    epochs: int
+    seed: int
+    shift: int = 0  # largest shift of a crop in pixels; 0 means no augmentation
+
+    def plan(self, round: int, clients: Ints) -> Plan:
+        """Shuffled batches of ``epochs`` passes over each client's samples; the last partial batch is kept."""
+        passes = []
+        for client in clients:
+            own, rng = self.partition[int(client)], chance.rng(self.seed, "batches", round, int(client))
+            passes.append([own[rng.permutation(len(own))] for _ in range(self.epochs)])
+        return self._pad(round, clients, passes)
+
+    def sweep(self, clients: Ints) -> Plan:
+        """One unshuffled, unaugmented pass over each client's samples, for full gradients."""
+        return self._pad(None, clients, [[self.partition[int(c)]] for c in clients])
+
+    def _pad(self, round: int | None, clients: Ints, passes: list[list[Ints]]) -> Plan:
+        chunks = [
+            [order[i : i + self.batch_size] for order in orders for i in range(0, len(order), self.batch_size)]
+            for orders in passes
+        ]
+        steps = np.array([len(c) for c in chunks], dtype=np.int64)
+        K, B = max((len(c) for c in chunks), default=0), max((len(b) for c in chunks for b in c), default=0)
+        index = np.zeros((len(clients), K, B), dtype=np.int64)
+        count = np.zeros((len(clients), K), dtype=np.int64)
+        for i, batches in enumerate(chunks):
+            for k, batch in enumerate(batches):
+                index[i, k, : len(batch)] = batch
+                count[i, k] = len(batch)
+        noise = tuple(chance.torch_seed(self.seed, "noise", round or 0, int(c)) for c in clients)
+        draws = self._draws(round, clients, index.shape) if round is not None and self.shift else None
+        sizes = np.array([len(orders[0]) for orders in passes], dtype=np.int64)
+        return Plan(clients, sizes, index, count, steps, noise, draws)
+
+    def _draws(self, round: int, clients: Ints, shape: tuple[int, ...]) -> NDArray[np.int8]:
+        draws = np.zeros((*shape, 3), dtype=np.int8)
+        high = [2 * self.shift + 1, 2 * self.shift + 1, 2]
+        for i, client in enumerate(clients):
+            # Whole batches are drawn, so that what a sample gets does not depend on the cohort's padding.
+            rng = chance.rng(self.seed, "augment", round, int(client))
+            drawn = rng.integers(high, size=(shape[1], self.batch_size, 3), dtype=np.int8)
+            draws[i] = drawn[:, : shape[2]]
+        return draws

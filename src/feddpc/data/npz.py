@@ -1,0 +1,26 @@
+"""Data sets in one ``.npz`` file with the arrays x_train, y_train, x_test and y_test."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from feddpc.data.dataset import FIELDS, Dataset
+from feddpc.errors import DataError
+
+
+def decode(path: Path) -> Dataset:
+    """Read ``path``; object arrays are refused, because loading one runs code from the file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [field for field in FIELDS if field not in file]
+            if missing:
+                held = ", ".join(file.files) or "nothing"
+                raise DataError(f"{path} lacks {', '.join(missing)} (it holds {held}): save all of {', '.join(FIELDS)}")
+            arrays = {field: file[field] for field in FIELDS}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is not a readable .npz file of plain arrays ({error})") from error
+    return Dataset.from_arrays(**arrays, name=path.stem)

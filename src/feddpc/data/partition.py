@@ -1,0 +1,184 @@
+"""Which client holds which samples: the partition, the schemes that make one, and a summary of how uneven it is.
+
+| name | what differs between clients |
+|---|---|
+| ``dirichlet`` | labels and sizes; Yurochkin et al. 2019, the paper's |
+| ``dirichlet-equal`` | labels only; a class prior per client, as in FedDyn |
+| ``shards`` | labels only; a few pieces of the sorted data each, McMahan et al. 2017 |
+| ``quantity`` | sizes only |
+| ``iid`` | nothing |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from feddpc.data import schemes
+from feddpc.data.schemes import Dealt, Ids, resolve_min_size
+from feddpc.errors import BadInputError
+from feddpc.options import Menu, whole
+
+__all__ = ["Partition", "make", "names", "options", "resolve_min_size", "summary"]
+
+_MENU: Menu[Dealt] = Menu(
+    "partition",
+    {
+        "dirichlet": schemes.dirichlet,
+        "dirichlet-equal": schemes.dirichlet_equal,
+        "shards": schemes.shards,
+        "quantity": schemes.quantity,
+        "iid": schemes.iid,
+    },
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Sample indices of all clients, one after the other: client j holds ``order[starts[j]:starts[j + 1]]``.
+
+    Two arrays instead of a list for each client, so that a million clients cost no more than their samples.
+
+    >>> p = Partition.from_lists([[4, 0], [1, 2, 3]])
+    >>> len(p), p[1].tolist(), p.sizes.tolist()
+    (2, [1, 2, 3], [2, 3])
+    """
+
+    order: Ids
+    starts: Ids
+
+    def __post_init__(self) -> None:
+        for field in ("order", "starts"):
+            array = _integers(field, getattr(self, field)).view()
+            array.flags.writeable = False  # of the view: a partition is shared by all methods of a comparison
+            object.__setattr__(self, field, array)
+        s = self.starts
+        if len(s) < 2 or s[0] != 0 or s[-1] != len(self.order) or (np.diff(s) < 0).any():
+            raise BadInputError(
+                f"starts of a partition must rise from 0 to the {len(self.order)} entries of order and name at least "
+                "one client: build it with Partition.from_lists"
+            )
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[npt.ArrayLike]) -> Partition:
+        """Build a partition from one sequence of sample indices per client; clients may share samples."""
+        arrays = [_integers(f"samples of client {j}", mine) for j, mine in enumerate(lists)]
+        if not arrays:
+            raise BadInputError("a partition needs at least one client, but the list of clients is empty")
+        return cls.from_sizes(np.concatenate(arrays), np.array([len(mine) for mine in arrays]))
+
+    @classmethod
+    def from_sizes(cls, order: Ids, sizes: Ids) -> Partition:
+        """Build a partition from all indices, client after client, and the number that belongs to each client."""
+        return cls(order, np.concatenate([[0], np.cumsum(sizes)]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, client: int) -> Ids:
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client {client} of a partition with {len(self)} clients")
+        j = client % len(self)
+        return self.order[self.starts[j] : self.starts[j + 1]]
+
+    def __iter__(self) -> Iterator[Ids]:
+        return (self[j] for j in range(len(self)))
+
+    @property
+    def sizes(self) -> Ids:
+        """Number of samples of each client."""
+        return np.diff(self.starts)
+
+    def counts(self, labels: npt.ArrayLike, classes: int) -> Ids:
+        """Return how many samples of each class each client holds, ``[clients, classes]``."""
+        y = _integers("labels", labels)
+        self._check_range(len(y))
+        mine = y[self.order]
+        if len(mine) and not 0 <= mine.min() <= mine.max() < classes:
+            raise BadInputError(f"labels run from {mine.min()} to {mine.max()}, but classes = {classes}")
+        owner = np.repeat(np.arange(len(self)), self.sizes)
+        return np.bincount(owner * classes + mine, minlength=len(self) * classes).reshape(len(self), classes)
+
+    def check(self, n_samples: int) -> None:
+        """Raise unless every index is in ``0 .. n_samples - 1`` and no client is empty."""
+        self._check_range(n_samples)
+        empty = np.flatnonzero(self.sizes == 0)
+        if len(empty):
+            who = ", ".join(str(j) for j in empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+            raise BadInputError(f"no samples for client {who}: leave empty clients out of the partition")
+
+    def _check_range(self, n_samples: int) -> None:
+        bad = np.flatnonzero((self.order < 0) | (self.order >= n_samples))
+        if len(bad):
+            j = int(np.searchsorted(self.starts, bad[0], side="right")) - 1
+            raise BadInputError(
+                f"client {j} holds sample {self.order[bad[0]]}, but the data have {n_samples} samples (0 to "
+                f"{n_samples - 1}): make the partition from the same data"
+            )
+
+
+def names() -> list[str]:
+    """Return the names of the schemes."""
+    return _MENU.names()
+
+
+def options(name: str) -> dict[str, object]:
+    """Return the options of a scheme with their defaults.
+
+    >>> options("dirichlet")
+    {'alpha': 0.2, 'min_size': None}
+    """
+    return _MENU.options(name)
+
+
+def make(name: str, labels: npt.ArrayLike, clients: int, *, seed: int, **options: object) -> Partition:
+    """Deal the samples with these labels to ``clients`` clients; every sample to exactly one, none left empty.
+
+    Args:
+        name: one of `names()`.
+        labels: the class of each sample, whole numbers.
+        clients: how many clients.
+        seed: equal seeds give equal partitions.
+        options: those of the scheme, see `options`.
+
+    >>> make("shards", [0, 1, 0, 1], clients=2, seed=0, shards=1).counts([0, 1, 0, 1], 2).tolist()
+    [[2, 0], [0, 2]]
+    """
+    deal = _MENU.builder(name, options)
+    y = _integers("labels", labels)
+    if whole("clients", clients, 1) > len(y):
+        raise BadInputError(f"clients = {clients}, but there are only {len(y)} samples: take at most {len(y)} clients")
+    return Partition.from_sizes(*deal(y, int(clients), seed, **options))
+
+
+def summary(partition: Partition, labels: npt.ArrayLike, classes: int) -> dict[str, float]:
+    """Return the numbers that say how uneven a partition is.
+
+    ``mean_label_distance`` is the mean over clients of the total-variation distance between the client's label
+    distribution and that of all the data: 0 for equal, towards 1 for disjoint.
+    """
+    sizes, counts = partition.sizes, partition.counts(labels, classes)
+    everyone = np.bincount(_integers("labels", labels), minlength=classes)
+    gap = np.abs(counts / np.maximum(sizes, 1)[:, None] - everyone / everyone.sum()).sum(1) / 2
+    return {
+        "clients": len(partition),
+        "samples": int(sizes.sum()),
+        "min_size": int(sizes.min()),
+        "median_size": float(np.median(sizes)),
+        "max_size": int(sizes.max()),
+        "std_size": float(sizes.std()),
+        "mean_classes": float((counts > 0).sum(1).mean()),
+        "mean_label_distance": float(gap.mean()),
+    }
+
+
+def _integers(field: str, values: npt.ArrayLike) -> Ids:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise BadInputError(
+            f"{field}: must be a one-dimensional array of whole numbers, not {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64, copy=False)

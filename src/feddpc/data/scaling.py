@@ -1,0 +1,80 @@
+"""Input scaling: how uint8 images become network inputs. It is part of the experiment and changes its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feddpc.data.dataset import Dataset
+from feddpc.errors import BadInputError, unknown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SCALINGS = {
+    "half": "(x/255 - 0.5) / 0.5 on every channel: inputs in [-1, 1]",
+    "channel": "x/255 less the training set's mean, over its deviation, channel by channel",
+    "unit": "x/255: inputs in [0, 1]",
+    "none": "the values as they are; for float data",
+}
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """An affine map ``(x - mean) / deviation`` a channel; ``None`` leaves values as they are."""
+
+    mean: Tensor | None
+    deviation: Tensor | None
+    dtype: torch.dtype
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Scaler:
+        """Return the same map for tensors of ``device`` and ``dtype``."""
+        if self.mean is None or self.deviation is None:
+            return replace(self, dtype=dtype)
+        return Scaler(self.mean.to(device, dtype), self.deviation.to(device, dtype), dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Scale images ``[..., channels, height, width]`` (or anything, when there is nothing to scale)."""
+        x = x.to(self.dtype)
+        return x if self.mean is None else (x - self.mean) / self.deviation
+
+
+def make_scaler(name: str, data: Dataset) -> Scaler:
+    """Return the scaling ``name`` for ``data``.
+
+    Float data pass as they are (``none``): they were scaled by whoever made them.
+    """
+    import torch
+
+    if name not in SCALINGS:
+        raise unknown("scaling", name, SCALINGS)
+    if name == "none":
+        return Scaler(None, None, torch.float32)
+    if data.x_train.dtype != np.uint8:
+        raise BadInputError(f"scaling {name!r} is for uint8 images, but {data.name} holds {data.x_train.dtype}: use 'none'")
+    channels = data.x_train.shape[-1]
+    mean, deviation = np.zeros(channels), np.full(channels, 255.0)
+    if name == "half":
+        mean, deviation = np.full(channels, 127.5), np.full(channels, 127.5)
+    elif name == "channel":
+        mean, deviation = channel_statistics(data.x_train)
+    shape = (channels, 1, 1)
+    return Scaler(torch.tensor(mean).view(shape), torch.tensor(deviation).view(shape), torch.float64)
+
+
+def channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation a channel of uint8 images ``[n, h, w, c]``, exactly, from their histogram.
+
+    >>> channel_statistics(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
+    (array([127.5]), array([127.5]))
+    """
+    values = np.arange(256.0)
+    moments = []
+    for channel in range(x.shape[-1]):
+        share = np.bincount(x[..., channel].reshape(-1), minlength=256) / x[..., channel].size
+        mean = float(share @ values)
+        moments.append((mean, float(np.sqrt(share @ (values - mean) ** 2)) or 1.0))
+    return np.array([m for m, _ in moments]), np.array([s for _, s in moments])

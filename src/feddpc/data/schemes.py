@@ -1,0 +1,185 @@
+"""The ways to deal labelled samples to clients; `feddpc.data.partition.make` chooses among them by name.
+
+Every scheme is a function ``(labels, clients, seed, *, options)`` that returns ``(order, sizes)``: the sample indices,
+client after client, and how many belong to each client. All of them deal every sample exactly once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from feddpc import chance
+from feddpc.errors import BadInputError
+from feddpc.options import positive, whole
+
+Ids = npt.NDArray[np.int64]
+Dealt = tuple[Ids, Ids]
+
+# Shares are ratios of gamma variables. Far beyond this concentration their sum overflows; here already all are equal.
+_LARGEST_ALPHA = 1e100
+
+
+def resolve_min_size(samples: int, clients: int, min_size: int | None = None) -> int:
+    """Return the smallest client allowed: ``min_size`` if given, else 10, or less where data are scarce.
+
+    The default is the 10 of Yurochkin et al. when clients have at least 100 samples on average, otherwise a tenth of
+    the average, and never less than 1.
+
+    >>> resolve_min_size(50_000, 100), resolve_min_size(1437, 100), resolve_min_size(1437, 20)
+    (10, 1, 7)
+    """
+    average = samples // clients
+    if min_size is None:
+        return 10 if average >= 100 else max(1, average // 10)
+    size = whole("min_size", min_size, 1)
+    if size > average:
+        remedy = f"at most {average} is possible" if average else f"there are fewer samples ({samples}) than clients"
+        raise BadInputError(f"min_size = {size} for {clients} clients needs {size * clients} samples: {remedy}")
+    return size
+
+
+def dirichlet(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2, min_size: int | None = None) -> Dealt:
+    """Split each class among the clients by Dirichlet shares (Yurochkin et al. 2019, the paper's partition).
+
+    Class after class, in label order: shares p ~ Dir(alpha) over clients, set to zero for clients that already hold an
+    average client's samples, renormalised, and the shuffled class is cut at floor(cumsum(p) * its size). The whole is
+    repeated, further along the same stream, until the smallest client has ``min_size`` samples.
+
+    The stream is NumPy's legacy generator and the draws come in the order of the original code, so ``seed=0`` gives the
+    very partition that this code gives after ``np.random.seed(0)``.
+    """
+    concentration = min(positive("alpha", alpha), _LARGEST_ALPHA)
+    least = resolve_min_size(len(labels), clients, min_size)
+    stream = np.random.RandomState(whole("seed", seed, 0, 2**32 - 1))
+    by_class = _by_class(labels)
+    # Seconds of work at most, then give up; small data, where bad luck is likelier, get more tries.
+    tries = int(np.clip(10**8 // (len(labels) + len(by_class) * clients), 10, 5000))
+    best = 0
+    for _ in range(tries):
+        dealt = _yurochkin_try(by_class, clients, len(labels) / clients, concentration, stream)
+        if dealt is None:
+            continue
+        order, sizes = dealt
+        if sizes.min() >= least:
+            for mine in np.split(order, np.cumsum(sizes)[:-1]):
+                stream.shuffle(mine)
+            return order, sizes
+        best = max(best, int(sizes.min()))
+    lower = f"set min_size = {best} (the best try's smallest client), " if best else ""
+    raise BadInputError(
+        f"partition 'dirichlet' with alpha = {alpha}: {tries} tries never gave each of {clients} clients "
+        f"min_size = {least} of the {len(labels)} samples: {lower}take fewer clients, "
+        "a larger alpha, or the partition 'dirichlet-equal'"
+    )
+
+
+def _yurochkin_try(
+    by_class: list[Ids], clients: int, fair: float, alpha: float, stream: np.random.RandomState
+) -> Dealt | None:
+    """Deal once; None where the shares of all clients that may still receive vanish (0/0, at a tiny alpha)."""
+    sizes = np.zeros(clients, np.int64)
+    shuffled, owners = [], []
+    for members in by_class:
+        members = members.copy()
+        stream.shuffle(members)
+        p = stream.dirichlet(np.full(clients, alpha))
+        p[sizes >= fair] = 0.0
+        mass = p.sum()
+        if not 0 < mass < np.inf:
+            return None
+        cuts = np.minimum((np.cumsum(p / mass) * len(members)).astype(np.int64), len(members))
+        cuts[-1] = len(members)
+        share = np.diff(cuts, prepend=0)
+        sizes += share
+        shuffled.append(members)
+        owners.append(np.repeat(np.arange(clients), share))
+    return np.concatenate(shuffled)[np.argsort(np.concatenate(owners), kind="stable")], sizes
+
+
+def dirichlet_equal(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2) -> Dealt:
+    """Give every client the same number of samples, its classes by a prior Dir(alpha) of its own (as FedDyn does).
+
+    No sample is used twice. All clients ask at once, by a multinomial draw from their priors; where a class is asked
+    for more often than it has samples, chance decides who gets them, and the others ask again by their priors
+    renormalised over the classes that are left (equal, if these have no weight). Each repetition empties a class, so
+    there are at most as many as classes. The remainder goes as one more sample to each of the first clients.
+    """
+    rng = chance.rng(seed, "partition")
+    by_class = [rng.permutation(members) for members in _by_class(labels)]
+    prior = _dirichlet_rows(rng, positive("alpha", alpha), clients, len(by_class))
+    stock = np.array([len(members) for members in by_class])
+    sizes = _even(len(labels), clients)
+    counts, missing = np.zeros((clients, len(stock)), np.int64), sizes.copy()
+    while missing.any():
+        prior[:, stock == 0] = 0.0
+        prior[prior.sum(1) == 0.0] = stock > 0
+        prior /= prior.sum(1, keepdims=True)
+        granted = rng.multinomial(missing, prior)
+        for r in np.flatnonzero(granted.sum(0) > stock):
+            granted[:, r] = rng.multivariate_hypergeometric(granted[:, r], stock[r], method="marginals")
+        counts += granted
+        stock = stock - granted.sum(0)
+        missing = missing - granted.sum(1)
+    owners = np.concatenate([np.repeat(np.arange(clients), column) for column in counts.T])
+    return np.concatenate(by_class)[np.argsort(owners, kind="stable")], sizes
+
+
+def shards(labels: Ids, clients: int, seed: int, *, shards: int = 2) -> Dealt:
+    """Sort by label, cut in ``clients * shards`` even pieces, deal ``shards`` to each client (McMahan et al. 2017)."""
+    per_client = whole("shards", shards, 1)
+    pieces = clients * per_client
+    if pieces > len(labels):
+        raise BadInputError(
+            f"shards = {per_client} for {clients} clients cuts {len(labels)} samples in {pieces} pieces, some empty: "
+            f"take at most {len(labels) // clients} shards, or fewer clients"
+        )
+    lengths = _even(len(labels), pieces)
+    starts = np.cumsum(lengths) - lengths
+    dealt = chance.rng(seed, "partition").permutation(pieces)
+    # Positions of the dealt pieces one after the other: each piece's start, and on from there.
+    within = np.arange(len(labels)) - np.repeat(np.cumsum(lengths[dealt]) - lengths[dealt], lengths[dealt])
+    order = np.argsort(labels, kind="stable")[np.repeat(starts[dealt], lengths[dealt]) + within]
+    return order, lengths[dealt].reshape(clients, per_client).sum(1)
+
+
+def quantity(labels: Ids, clients: int, seed: int, *, alpha: float = 0.5, min_size: int | None = None) -> Dealt:
+    """Give clients very different amounts of the same kind of data: sizes by Dir(alpha), labels at random.
+
+    Every client first gets ``min_size`` samples, and Dirichlet shares divide the rest; so the request never fails for
+    bad luck, as drawing again until all clients are large enough would.
+    """
+    least = resolve_min_size(len(labels), clients, min_size)
+    rng = chance.rng(seed, "partition")
+    p = _dirichlet_rows(rng, positive("alpha", alpha), 1, clients)[0]
+    rest = len(labels) - clients * least
+    exact = p * rest
+    sizes = exact.astype(np.int64)
+    # Rounding down leaves less than one sample a client; the largest fractions get them.
+    sizes[np.argsort(sizes - exact, kind="stable")[: rest - sizes.sum()]] += 1
+    return rng.permutation(len(labels)), sizes + least
+
+
+def iid(labels: Ids, clients: int, seed: int) -> Dealt:
+    """Shuffle and split evenly; the remainder goes as one more sample to each of the first clients."""
+    return chance.rng(seed, "partition").permutation(len(labels)), _even(len(labels), clients)
+
+
+def _by_class(labels: Ids) -> list[Ids]:
+    """Return the ascending sample indices of each class that occurs, in label order."""
+    order = np.argsort(labels, kind="stable")
+    _, firsts = np.unique(labels[order], return_index=True)
+    return np.split(order, firsts[1:])
+
+
+def _even(total: int, parts: int) -> Ids:
+    return np.full(parts, total // parts, np.int64) + (np.arange(parts) < total % parts)
+
+
+def _dirichlet_rows(rng: np.random.Generator, alpha: float, rows: int, columns: int) -> npt.NDArray[np.float64]:
+    """Draw rows of Dir(alpha); where all weights underflow, their limit, everything on one column at random."""
+    p = rng.dirichlet(np.full(columns, min(alpha, _LARGEST_ALPHA)), size=rows)
+    lost = np.flatnonzero(~(np.isfinite(p).all(1) & (p.sum(1) > 0)))
+    p[lost] = 0.0
+    p[lost, rng.integers(columns, size=len(lost))] = 1.0
+    return p

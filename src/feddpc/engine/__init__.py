@@ -1,0 +1,1 @@
+"""Who takes part, and the machines that run the rounds."""

@@ -1,0 +1,115 @@
+"""The methods by name: one file each, one battery of tests for all."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from feddpc.errors import BadInputError, unknown
+from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
+from feddpc.methods.clusterfedvarp import ClusterFedVARP
+from feddpc.methods.fedavg import FedAvg
+from feddpc.methods.fedcm import FedCM
+from feddpc.methods.feddpc import FedDPC
+from feddpc.methods.fedexp import FedExP
+from feddpc.methods.fedga import FedGA
+from feddpc.methods.fedprox import FedProx
+from feddpc.methods.fedvarp import FedVARP
+
+__all__ = ["Cohort", "Costs", "Local", "Method", "State", "Step", "create", "get", "names", "register"]
+
+M = TypeVar("M", bound=type[Method])
+
+_REGISTRY: dict[str, type[Method]] = {
+    cls.name: cls for cls in (FedDPC, FedAvg, FedProx, FedExP, FedGA, FedCM, FedVARP, ClusterFedVARP)
+}
+
+
+def names() -> list[str]:
+    """Return the registered names, FedDPC first."""
+    return list(_REGISTRY)
+
+
+def register(cls: M) -> M:
+    """Class decorator: make a method known by its ``name`` to the command line, the comparison and the test battery."""
+    if not cls.name:
+        raise BadInputError(f"{cls.__name__} has no name: set `name: ClassVar[str] = ...`")
+    if _REGISTRY.get(cls.name, cls).__qualname__ != cls.__qualname__:
+        raise BadInputError(f"method name {cls.name!r} is taken by {_REGISTRY[cls.name].__qualname__}: choose another")
+    _REGISTRY[cls.name] = cls
+    return cls
+
+
+def get(name: str) -> type[Method]:
+    """Return the class of a registered method, or of ``FILE.py:CLASS``."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if ".py" in name:
+        return _from_file(name)
+    raise unknown("method", name, _REGISTRY)
+
+
+def create(name: str, **hyper: Any) -> Method:
+    """Build a method from its name and hyper-parameters.
+
+    >>> create("feddpc", lam=2).lam
+    2.0
+    >>> create("feddpc", lamda=2)
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: unknown hyper-parameter of feddpc 'lamda': did you mean 'lam'? Valid: form, guard, lam, \
+normalise_by_steps, projection, scaling, tau
+    """
+    cls = get(name)
+    hints = {k: v for k, v in typing.get_type_hints(cls).items() if typing.get_origin(v) is not typing.ClassVar}
+    for key in hyper:
+        if not hints:
+            raise BadInputError(f"{cls.name} has no hyper-parameters, but {key!r} was given: leave it out")
+        if key not in hints:
+            raise unknown(f"hyper-parameter of {cls.name}", key, hints)
+    return cls(**{k: _fit(f"{cls.name}: {k}", v, hints[k]) for k, v in hyper.items()})
+
+
+def _fit(what: str, value: Any, hint: Any) -> Any:
+    """Return ``value`` as the annotated type, or say what was expected."""
+    if typing.get_origin(hint) is Literal:
+        if value not in typing.get_args(hint):
+            raise unknown(what, str(value), typing.get_args(hint))
+        return value
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+            return tuple(tuple(v) if isinstance(v, list | tuple) else v for v in value)
+        if isinstance(option, type) and isinstance(value, option) and (option is bool or not isinstance(value, bool)):
+            return value
+    expected = " or ".join(getattr(o, "__name__", str(o)) for o in options)
+    raise BadInputError(f"{what} = {value!r} is a {type(value).__name__}, expected {expected}")
+
+
+def _from_file(name: str) -> type[Method]:
+    """Load a user's own method from ``FILE.py:CLASS`` (or ``FILE.py`` when it defines just one)."""
+    file, _, wanted = name.partition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise BadInputError(f"method {name!r}: there is no file {file}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = {
+        n: c for n, c in inspect.getmembers(module, inspect.isclass) if issubclass(c, Method) and c.__module__ == path.stem
+    }
+    if wanted and wanted not in found:
+        raise unknown(f"class in {file}", wanted, found)
+    if not wanted and len(found) != 1:
+        raise BadInputError(f"method {name!r}: {file} defines {len(found)} methods ({', '.join(found)}): name one, FILE.py:CLASS")
+    cls = found[wanted] if wanted else next(iter(found.values()))
+    if not cls.name:
+        cls.name = cls.__name__.lower()
+    return cls

@@ -1,0 +1,162 @@
+"""A method is a list of departures from FedAvg.
+
+The client half is written for one client, on vectors ``[d]``; the server half for the stack of the cohort, ``[m, d]``.
+Nothing in a method knows which engine runs it. Hooks are pure and do not branch on the values of tensors, so that they
+can be vectorised, compiled and captured, and so that the client half can run on another machine.
+
+One sign everywhere: ``delta = w_before - w_after``, always subtracted. ``D = delta / client_lr`` is the accumulated
+gradient.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from feddpc.errors import BadInputError
+from feddpc.methods.algebra import weighted_sum
+from feddpc.task import Batch, Rows, Task
+
+State = dict[str, Tensor]
+
+
+class Local(NamedTuple):
+    """What one client knows during one round."""
+
+    w: Tensor  #: the global model it received, ``w_{t-1}``
+    down: State  #: what the server sent beside it
+    own: State  #: the client's memory, and in this round what it answered to the probe
+    lr: float  #: the local learning rate ``eta_l``
+    steps: Tensor  #: ``K_j``, how many local steps it makes in this round
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What the server knows about the clients whose answers it aggregates."""
+
+    round: int
+    clients: Tensor  #: ids, ``[m]``
+    population: int  #: ``N``
+    weights: Tensor  #: float64, sums to 1, ``[m]``
+    steps: Tensor  #: ``K_j``, ``[m]``
+    client_lr: float  #: ``eta_l``
+    server_lr: float  #: ``eta_g``
+    slots: State = field(default_factory=dict)  #: what the server remembers of these clients
+
+    def mean(self, x_md: Tensor) -> Tensor:
+        """Average a stack over the cohort (uniformly, unless the experiment weights by samples)."""
+        return weighted_sum(self.weights, x_md)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the server rule returns: the new model, its new memories, and numbers for the round's record."""
+
+    w: Tensor
+    server: State = field(default_factory=dict)
+    slots: State = field(default_factory=dict)
+    notes: Mapping[str, Tensor | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs a participant and round in multiples of ``d``, beyond the model itself for the states."""
+
+    down: str = "1"
+    up: str = "1"
+    client_state: str = "0"
+    server_state: str = "0"
+    client_work: str = "-"
+    server_work: str = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """FedAvg; subclasses override what they do otherwise. Hyper-parameters are the dataclass's fields."""
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    costs: ClassVar[Costs] = Costs()
+
+    # Once, before round 1.
+
+    def init_server(self, w: Tensor, population: int) -> State:
+        """What the server remembers between rounds, at the start."""
+        return {}
+
+    def init_slot(self, w: Tensor) -> State:
+        """What the server remembers about one client, when that client is first seen."""
+        return {}
+
+    def init_client(self, w: Tensor) -> State:
+        """What a client remembers between its participations, when it is first seen."""
+        return {}
+
+    # Each round, server to clients.
+
+    @property
+    def probes(self) -> bool:
+        """Whether a round starts with an extra exchange, :meth:`probe`."""
+        return False
+
+    def probe(self, task: Task, w: Tensor, data: Iterable[Rows]) -> State:
+        """What ONE client answers before training; it also finds it in ``own`` during this round."""
+        return {}
+
+    def broadcast(self, w: Tensor, server: State, probed: State, cohort: Cohort) -> State:
+        """What travels to every client of the cohort beside ``w``."""
+        return {}
+
+    # Each round, ONE client; y is its local model.
+
+    def start(self, here: Local) -> Tensor:
+        """Where local training starts."""
+        return here.w
+
+    def objective(self, task: Task, y: Tensor, batch: Batch, here: Local) -> Tensor:
+        """What a local step differentiates."""
+        return task.loss(y, batch)
+
+    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+        """The direction that is followed instead of the gradient ``g``."""
+        return g
+
+    def step(self, task: Task, y: Tensor, batch: Batch, here: Local) -> tuple[Tensor, Tensor]:
+        """One local step: the new ``y`` and the value of the objective before it."""
+        value, g = task.value_and_grad(lambda at: self.objective(task, at, batch, here), y)
+        return y - here.lr * self.correct(g, y, here), value
+
+    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+        """What the client sends, and its new memory (exactly the keys of :meth:`init_client`)."""
+        return {"delta": here.w - y}, {}
+
+    # Each round, server; ``up`` stacks what the cohort sent.
+
+    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+        """The server rule; default ``w - eta_g mean(D)``."""
+        return Step(w - cohort.server_lr / cohort.client_lr * cohort.mean(up["delta"]))
+
+    def idle(self, server: State) -> State:
+        """The server's memory after a round in which nobody answered; the model stays as it is."""
+        return server
+
+    # What is known about a method.
+
+    def hyper(self) -> dict[str, Any]:
+        """Return the hyper-parameters by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def describe(cls) -> str:
+        """Return the docstring: what the method does, its equations, symbols, departures and reference."""
+        return inspect.cleandoc(cls.__doc__ or "")
+
+    def require(self, holds: bool, name: str, domain: str) -> None:
+        """Refuse a hyper-parameter outside its domain."""
+        if not holds:
+            raise BadInputError(f"{self.name}: {name} = {getattr(self, name)!r} is outside its domain: {domain}")

@@ -1,0 +1,174 @@
+"""FedDPC: project every update off the last global update, rescale what is left, average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from feddpc.methods.algebra import Residuals, project_out, residual_sum, residuals, safe_ratio
+from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDPC(Method):
+    """Directed projection and adaptive scaling on the server (Algorithm 1). Write g = Delta_{t-1}, Delta_0 = 0.
+
+    Client j:  plain local SGD, sends u_j = w_{t-1} - w_j = eta_l D_j
+    Server:    r_j     = D_j - (<D_j, g> / <g, g>) g              residual, orthogonal to g; D_j itself when g = 0
+               v_j     = (lambda + |D_j| / |r_j|) r_j
+               Delta_t = mean_S v_j
+               w_t     = w_{t-1} - eta_g Delta_t
+
+    | symbol | name               | default | domain                                                               |
+    |--------|--------------------|---------|----------------------------------------------------------------------|
+    | lambda | lam                | 1       | lam >= -1                                                            |
+    |        | projection         | true    | false, with scaling false: FedAvg with two-sided rates (ablation)    |
+    |        | scaling            | true    | false: v_j = r_j (ablation)                                          |
+    | tau    | tau                | 1e-6    | 0 < tau < 1; an update with |r_j| <= tau |D_j| is guarded            |
+    |        | guard              | zero    | zero, exclude, soft, keep; see below                                 |
+    |        | form               | matrix  | matrix, streaming (O(d) memory), client (for secure aggregation)     |
+    |        | normalise_by_steps | false   | divide D_j by K_j first, so that large clients do not count for more |
+
+    Guard. |v_j| = |D_j| + lambda |r_j|, also when r_j is nothing but rounding noise: an update parallel to g would become
+    a full-length step in a random direction. ``zero`` lets it count as v_j = 0; ``exclude`` takes it out of the mean;
+    ``soft`` bounds the factor by |D_j| / (|r_j| + tau |D_j|); ``keep`` uses it unprojected, (lambda + 1) D_j.
+
+    Forms. They give the same numbers. ``streaming`` sees one update at a time (``Stream``). ``client`` sends g to the
+    clients, which project and scale for themselves and reveal only v_j, so that the server needs nothing but the sum.
+
+    Departures: the guard, which the paper lacks; one clean-up projection of the mean, which removes rounding only.
+
+    Confidence: paper; there is no public code.
+
+    Reported each round: mean_scale (of lambda + |D_j| / |r_j|), mean_cosine (of D_j with g), guarded (clients).
+
+    >>> rule = FedDPC(lam=1.0)
+    >>> D, g = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([1.0, 0.0])
+    >>> rule.direction(D, g, torch.tensor([0.5, 0.5]))[0]
+    tensor([0.0000, 6.5000])
+    """
+
+    name: ClassVar[str] = "feddpc"
+    title: ClassVar[str] = "FedDPC"
+    reference: ClassVar[str] = "Sen, Nag, FedDPC: Handling Data Heterogeneity and Partial Client Participation, 2025, arXiv:2512.20329"
+    costs: ClassVar[Costs] = Costs(
+        down="1 (client form: 2)",
+        server_state="1",
+        client_work="one vector operation (client form: 8d once)",
+        server_work="6d a client (client form: -)",
+    )
+
+    lam: float = 1.0
+    projection: bool = True
+    scaling: bool = True
+    tau: float = 1e-6
+    guard: Literal["zero", "exclude", "soft", "keep"] = "zero"
+    form: Literal["matrix", "streaming", "client"] = "matrix"
+    normalise_by_steps: bool = False
+
+    def __post_init__(self) -> None:
+        self.require(self.lam >= -1, "lam", "lam >= -1, below which updates are reversed")
+        self.require(0 < self.tau < 1, "tau", "0 < tau < 1")
+        self.require(self.projection or not self.scaling, "scaling", "scaling without projection is not defined")
+
+    def init_server(self, w: Tensor, population: int) -> State:
+        """Alg. 1, input: Delta_0 = 0."""
+        return {"delta": torch.zeros_like(w)}
+
+    def idle(self, server: State) -> State:
+        """Nobody answered: Delta_t = 0, so the next round does not project."""
+        return {"delta": torch.zeros_like(server["delta"])}
+
+    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+        """Alg. 1, lines 18 to 23. The rule is homogeneous in D, so it runs on u and is divided by eta_l once."""
+        u_md, g = up["delta"], server["delta"]
+        weights = cohort.weights / cohort.steps if self.normalise_by_steps else cohort.weights
+        if self.form == "client":
+            delta, notes = self._clean(cohort.mean(u_md), g), {"guarded": up["guarded"].sum()}
+        elif self.form == "streaming":
+            stream = Stream(self, g)
+            for u_d, weight, steps in zip(u_md, cohort.weights, cohort.steps, strict=True):
+                stream.add(u_d / steps if self.normalise_by_steps else u_d, weight)
+            delta, notes = stream.result()
+        else:
+            delta, notes = self.direction(u_md, g, weights)
+        delta = delta / cohort.client_lr
+        return Step(w - cohort.server_lr * delta, server={"delta": delta}, notes=notes)
+
+    def direction(self, D_md: Tensor, g: Tensor, weights: Tensor) -> tuple[Tensor, State]:
+        """Return Delta_t for a stack of updates, and the round's diagnostics."""
+        look = residuals(D_md, g)
+        p_m, s_m, guarded_m = self.scales(look)
+        if self.guard == "exclude":
+            weights = torch.where(guarded_m, 0.0, weights)
+            weights = safe_ratio(weights, weights.sum())
+        delta = self._clean(residual_sum(weights * s_m, p_m, D_md, g), g)
+        return delta, {"mean_scale": s_m.mean(), "mean_cosine": look.cosine_m.mean(), "guarded": guarded_m.sum()}
+
+    def scales(self, look: Residuals) -> tuple[Tensor, Tensor, Tensor]:
+        """Return, a client: the multiple of g to subtract, the factor of what is left, and whether it is guarded."""
+        D_m, r_m = look.x2_m.sqrt(), look.r2_m.sqrt()
+        if not self.projection:
+            return torch.zeros_like(D_m), torch.ones_like(D_m), torch.zeros_like(D_m, dtype=torch.bool)
+        guarded_m = (r_m <= self.tau * D_m) & (D_m > 0)
+        soft = self.tau * D_m if self.guard == "soft" else 0.0
+        s_m = self.lam + safe_ratio(D_m, r_m + soft) if self.scaling else torch.ones_like(D_m)
+        if self.guard == "soft":
+            return look.p_m, s_m, guarded_m
+        if self.guard == "keep":
+            unprojected = self.lam + 1 if self.scaling else 1.0
+            return torch.where(guarded_m, 0.0, look.p_m), torch.where(guarded_m, unprojected, s_m), guarded_m
+        return look.p_m, torch.where(guarded_m, 0.0, s_m), guarded_m
+
+    def broadcast(self, w: Tensor, server: State, probed: State, cohort: Cohort) -> State:
+        """Client form: the clients need g."""
+        return {"g": server["delta"]} if self.form == "client" else {}
+
+    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+        """Client form: project and scale at the client, who sends v_j and whether it was guarded, but not its angle."""
+        if self.form != "client":
+            return super().finish(y, here)
+        D, g = here.w - y, here.down["g"]
+        p_1, s_1, guarded_1 = self.scales(residuals(D[None], g, sweep=True))
+        v = s_1.to(D.dtype) * (D - p_1.to(D.dtype) * g)
+        v = v / here.steps if self.normalise_by_steps else v
+        return {"delta": v, "guarded": guarded_1[0].to(D.dtype)}, {}
+
+    def _clean(self, delta: Tensor, g: Tensor) -> Tensor:
+        """Orthogonalise once more: twice is enough."""
+        return project_out(delta, g) if self.projection and self.guard != "keep" else delta
+
+
+class Stream:
+    """FedDPC's server fed one update at a time: beside the model it holds g, an accumulator and the update in hand.
+
+    >>> stream = Stream(FedDPC(lam=1.0), torch.tensor([1.0, 0.0]))
+    >>> for D in torch.tensor([[3.0, 4.0], [0.0, 2.0]]):
+    ...     stream.add(D)
+    >>> stream.result()[0]
+    tensor([0.0000, 6.5000])
+    """
+
+    def __init__(self, rule: FedDPC, g: Tensor) -> None:
+        self.rule, self.g = rule, g
+        self.total = torch.zeros_like(g)
+        self.weight = torch.zeros((), dtype=torch.float64, device=g.device)
+        self.looks: list[State] = []
+
+    def add(self, D_d: Tensor, weight: Tensor | float = 1.0) -> None:
+        """Take in one client's update; it may be forgotten afterwards."""
+        look = residuals(D_d[None], self.g)
+        p_1, s_1, guarded_1 = self.rule.scales(look)
+        residual_sum(weight * s_1, p_1, D_d[None], self.g, into=self.total)
+        counts = ~guarded_1[0] if self.rule.guard == "exclude" else 1.0
+        self.weight = self.weight + weight * counts
+        self.looks.append({"mean_scale": s_1[0], "mean_cosine": look.cosine_m[0], "guarded": guarded_1[0].double()})
+
+    def result(self) -> tuple[Tensor, State]:
+        """Return Delta_t, the weighted mean of what came in, and the round's diagnostics."""
+        notes = {k: torch.stack([look[k] for look in self.looks]) for k in self.looks[0]} if self.looks else {}
+        mean = self.total * safe_ratio(torch.ones_like(self.weight), self.weight).to(self.total.dtype)
+        return self.rule._clean(mean, self.g), {k: v.sum() if k == "guarded" else v.mean() for k, v in notes.items()}

@@ -1,0 +1,89 @@
+"""Networks by name, and what makes a user's own network fit for a federation.
+
+Every model has ``features(x)``, the representation before the last layer, and ``head``, with
+``forward(x) == head(features(x))``, and no buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from feddpc import chance
+from feddpc.models.groupnorm import check_supported, to_groupnorm
+from feddpc.models.lenet import LeNet5
+from feddpc.models.resnet import ResNet18
+from feddpc.models.small import MLP, SmallCNN
+from feddpc.options import Menu, whole
+
+__all__ = [
+    "MLP",
+    "LeNet5",
+    "ResNet18",
+    "SmallCNN",
+    "check_supported",
+    "default_for",
+    "make",
+    "names",
+    "options",
+    "seeded",
+    "to_groupnorm",
+]
+
+_MENU: Menu[nn.Module] = Menu("model", {"lenet5": LeNet5, "resnet18": ResNet18, "cnn": SmallCNN, "mlp": MLP})
+
+
+def names() -> list[str]:
+    """Return the names of the models."""
+    return _MENU.names()
+
+
+def options(name: str) -> dict[str, object]:
+    """Return the options of a model with their defaults.
+
+    >>> options("resnet18")
+    {'stem': '7x7', 'groups': 2}
+    """
+    return _MENU.options(name)
+
+
+def make(name: str, *, classes: int, channels: int, size: int, **options: object) -> nn.Module:
+    """Build the model ``name`` for square images of ``size`` pixels a side; the weights come from torch's generator.
+
+    >>> make("mlp", classes=3, channels=1, size=2, hidden=[5])(torch.zeros(7, 1, 2, 2)).shape
+    torch.Size([7, 3])
+    """
+    build = _MENU.builder(name, options)
+    for field, value in (("classes", classes), ("channels", channels), ("size", size)):
+        whole(field, value, 1)
+    return build(classes, channels, size, **options)
+
+
+def default_for(*, classes: int, size: int) -> str:
+    """Return the model to use when none is named: the paper's where it applies, smaller ones for smaller images.
+
+    >>> [default_for(classes=r, size=s) for r, s in [(200, 64), (10, 32), (10, 28), (10, 8), (3, 1)]]
+    ['resnet18', 'lenet5', 'lenet5', 'cnn', 'mlp']
+    """
+    if classes >= 100 and size >= 32:
+        return "resnet18"
+    if size >= 28:
+        return "lenet5"
+    return "cnn" if size >= 4 else "mlp"
+
+
+def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return ``build()`` with weights that depend on ``seed`` alone, leaving torch's global generators as they were.
+
+    The model is built on the CPU, also under another default device, so that all machines start from the same weights.
+
+    >>> a, b = (seeded(lambda: nn.Linear(2, 1), seed=3) for _ in range(2))
+    >>> bool((a.weight == b.weight).all())
+    True
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # Not torch.manual_seed, which would reseed the accelerators too, and those are not restored afterwards.
+        torch.default_generator.manual_seed(chance.torch_seed(seed, "model"))
+        return build()

@@ -1,0 +1,47 @@
+"""The map between a module's trainable parameters and one vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class Flat:
+    """One vector for all trainable parameters of ``module``, in the order of ``named_parameters``.
+
+    Every method of this library is row algebra on such vectors: projections, norms, memories, messages, checkpoints.
+
+    >>> flat = Flat(nn.Linear(3, 2))
+    >>> flat.d
+    8
+    >>> flat.state_dict(flat.vector())["bias"].shape
+    torch.Size([2])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self.names = [n for n, _ in trainable]
+        self.shapes = [p.shape for _, p in trainable]
+        self.sizes = [p.numel() for _, p in trainable]
+        self.d = sum(self.sizes)
+
+    def vector(self) -> Tensor:
+        """Return the module's present parameters as a new vector."""
+        parameters = dict(self.module.named_parameters())
+        return torch.cat([parameters[n].detach().reshape(-1) for n in self.names])
+
+    def parameters(self, w: Tensor) -> dict[str, Tensor]:
+        """Return views of ``w`` by parameter name. ``split``, because the backward of slices would zero-fill every leaf."""
+        return {n: p.view(s) for n, p, s in zip(self.names, w.split(self.sizes), self.shapes, strict=True)}
+
+    def state_dict(self, w: Tensor) -> dict[str, Tensor]:
+        """Return a state_dict (copies, on the CPU) that ``module.load_state_dict`` accepts, frozen parameters included."""
+        state = {n: p.detach().cpu().clone() for n, p in self.module.state_dict().items()}
+        return state | {n: p.detach().cpu().clone() for n, p in self.parameters(w).items()}
+
+    def __call__(self, w: Tensor, x: Tensor) -> Tensor:
+        """Apply the module with the parameters in ``w``."""
+        output: Tensor = functional_call(self.module, self.parameters(w), (x,))
+        return output

@@ -1,0 +1,67 @@
+"""Which models can be trained here, and how to make one with BatchNorm so.
+
+A global model is a vector of parameters. Buffers, such as BatchNorm's running statistics, are not part of it: no method
+says how to average them, and under partial participation they belong to clients that may not come back.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from feddpc.errors import BadInputError
+from feddpc.options import whole
+
+
+def to_groupnorm(module: nn.Module, groups: int = 2) -> nn.Module:
+    """Return a copy in which every BatchNorm, however deep, is a GroupNorm with the same scale, shift and epsilon.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> to_groupnorm(net)[1]
+    GroupNorm(2, 8, eps=1e-05, affine=True)
+    """
+    whole("groups", groups, 1)
+    holder = nn.ModuleDict({"model": copy.deepcopy(module)})  # so that the module itself may be a BatchNorm
+    done: dict[int, nn.Module] = {}  # a layer used in two places stays one layer
+    for parent_name, parent in list(holder.named_modules()):
+        for name, child in parent._modules.items():
+            if isinstance(child, _BatchNorm):
+                where = f"{parent_name}.{name}".lstrip(".").removeprefix("model").lstrip(".") or "the model itself"
+                if id(child) not in done:
+                    done[id(child)] = _convert(child, groups, where)
+                parent._modules[name] = done[id(child)]
+    return holder["model"]
+
+
+def check_supported(module: nn.Module) -> None:
+    """Raise, with the remedy, unless the whole model is a set of parameters of which at least one is trained."""
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm):
+            raise BadInputError(
+                f"layer {name or 'the model itself'!r} is a {type(part).__name__}, whose statistics "
+                "of a batch do not carry over from client to client: convert the model with feddpc.models.to_groupnorm"
+            )
+    for name, _ in module.named_buffers():
+        raise BadInputError(
+            f"buffer {name!r}: only parameters travel between server and clients; make it a parameter (with "
+            "requires_grad=False if it is constant) or compute it in forward()"
+        )
+    for name, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            raise BadInputError(f"parameter {name!r} has no shape yet: run one batch through the model first")
+    if not any(p.requires_grad and p.numel() for p in module.parameters()):
+        raise BadInputError("the model has no trainable parameter: give it a layer, or set requires_grad=True")
+
+
+def _convert(old: _BatchNorm, groups: int, where: str) -> nn.GroupNorm:
+    if old.num_features < 1 or old.num_features % groups:
+        raise BadInputError(
+            f"groups = {groups} does not divide the {old.num_features} channels of layer {where!r}: choose a divisor"
+        )
+    new = nn.GroupNorm(groups, old.num_features, eps=old.eps, affine=old.affine)
+    if old.affine:
+        new.weight, new.bias = old.weight, old.bias  # the copy's own, with their device, dtype and requires_grad
+    return new.train(old.training)

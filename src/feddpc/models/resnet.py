@@ -1,0 +1,84 @@
+"""ResNet18 with GroupNorm in the place of BatchNorm, whose running statistics do not survive averaging over clients."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from feddpc.errors import BadInputError, unknown
+from feddpc.options import whole
+
+_WIDTHS = (64, 128, 256, 512)
+
+
+class ResNet18(nn.Module):
+    """Eighteen layers in four stages of two residual blocks each, then the global average and a linear head.
+
+    ``stem="7x7"`` is that of ImageNet networks (stride 2, then max-pooling; a 32-fold shrinking), ``"3x3"`` that of
+    CIFAR networks (8-fold, at 15 times the work). ``groups=2`` is what FedDyn, FedDC and FedExP use,
+    32 what Wu and He propose. Convolutions start as in torchvision: normal, variance 2 / fan-out.
+
+    References: He et al., "Deep residual learning for image recognition", 2016; Wu and He, "Group normalization", 2018.
+
+    >>> sum(p.numel() for p in ResNet18(classes=100).parameters())
+    11227812
+    """
+
+    def __init__(
+        self, classes: int = 100, channels: int = 3, size: int = 32, *, stem: str = "7x7", groups: int = 2
+    ) -> None:
+        super().__init__()
+        whole("size", size, 1)  # any size works: padding keeps the smallest map at 1x1
+        if _WIDTHS[0] % whole("groups", groups, 1):
+            raise BadInputError(f"groups = {groups}: must divide the {_WIDTHS[0]} channels of resnet18's first stage")
+        if stem not in ("7x7", "3x3"):
+            raise unknown("stem of resnet18", str(stem), ("7x7", "3x3"))
+        first = (
+            [nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.GroupNorm(groups, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+            if stem == "7x7"
+            else [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
+        )
+        self.stem = nn.Sequential(*first)
+        stages = []
+        before = 64
+        for width in _WIDTHS:
+            stages += [_Block(before, width, groups), _Block(width, width, groups)]
+            before = width
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(before, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the last layer sees, ``[batch, 512]``."""
+        out: Tensor = self.stages(self.stem(x))
+        return out.mean((2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, ``[batch, classes]``."""
+        out: Tensor = self.head(self.features(x))
+        return out
+
+
+class _Block(nn.Module):
+    """relu(x + two 3x3 convolutions of x); where the width grows, the map halves and a 1x1 convolution fits x to it."""
+
+    def __init__(self, before: int, width: int, groups: int) -> None:
+        super().__init__()
+        stride = 1 if before == width else 2
+        self.body = nn.Sequential(
+            nn.Conv2d(before, width, 3, stride, 1, bias=False),
+            nn.GroupNorm(groups, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.GroupNorm(groups, width),
+        )
+        self.shortcut = (
+            nn.Identity()
+            if stride == 1
+            else nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.GroupNorm(groups, width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = (self.shortcut(x) + self.body(x)).relu()
+        return out

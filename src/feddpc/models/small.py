@@ -1,0 +1,76 @@
+"""Small models for small images, quick tests and tables of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from feddpc.errors import BadInputError
+from feddpc.options import whole
+
+
+class SmallCNN(nn.Module):
+    """Two padded 3x3 convolutions, each with ReLU and 2x2 max-pooling, then a linear head; for 8x8 digits and up.
+
+    >>> sum(p.numel() for p in SmallCNN(classes=10, channels=1, size=8).parameters())
+    6090
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 1, size: int = 8, *, width: int = 16) -> None:
+        super().__init__()
+        if size < 4:
+            raise BadInputError(f"size = {size} is too small for cnn, whose smallest image is 4x4: choose mlp")
+        whole("width", width, 1)
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
+        self.head = nn.Linear(2 * width * (size // 4) ** 2, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the last layer sees: the second map, flat."""
+        out: Tensor = self.body(x)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, ``[batch, classes]``."""
+        out: Tensor = self.head(self.features(x))
+        return out
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them, on the flattened input; without hidden layers, a linear classifier.
+
+    For rows of n numbers give ``channels=n, size=1``.
+
+    >>> sum(p.numel() for p in MLP(classes=10, channels=1, size=8).parameters())
+    4810
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 1, size: int = 8, *, hidden: Sequence[int] = (64,)) -> None:
+        super().__init__()
+        if not isinstance(hidden, list | tuple):  # a configuration may hold anything, a number for instance
+            raise BadInputError(f"hidden = {hidden!r}: must be a list of layer widths, such as [64] or [128, 64]")
+        layers: list[nn.Module] = [nn.Flatten()]
+        before = channels * whole("size", size, 1) ** 2
+        for width in hidden:
+            layers += [nn.Linear(before, whole("hidden", width, 1)), nn.ReLU()]
+            before = width
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(before, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the last layer sees: the last hidden layer."""
+        out: Tensor = self.body(x)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, ``[batch, classes]``."""
+        out: Tensor = self.head(self.features(x))
+        return out

@@ -1,0 +1,94 @@
+"""Menus: things chosen by name (a partition, a sampler, a model), each with options that have names and defaults.
+
+An option is a keyword-only parameter of the function that builds the thing, so the signature is the only list of
+options, and the configuration, the command line and the error messages all read it from there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Generic, TypeVar
+
+from feddpc.errors import BadInputError, unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Menu(Generic[T]):
+    """Builders by name; ``kind`` is what the error messages call an entry.
+
+    >>> def rope(metres, *, colour="red"):
+    ...     return f"{metres} m of {colour} rope"
+    >>> menu = Menu("good", {"rope": rope})
+    >>> menu.options("rope")
+    {'colour': 'red'}
+    >>> menu.builder("rope", {"colour": "blue"})(3, colour="blue")
+    '3 m of blue rope'
+    >>> menu.builder("rope", {"color": "blue"})
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: unknown option of good 'rope' 'color': did you mean 'colour'? Valid: colour
+    """
+
+    kind: str
+    entries: Mapping[str, Callable[..., T]]
+
+    def names(self) -> list[str]:
+        """Return the valid names, in the order of the menu."""
+        return list(self.entries)
+
+    def options(self, name: str) -> dict[str, object]:
+        """Return the options of ``name`` with their defaults."""
+        parameters = inspect.signature(self._find(name)).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def builder(self, name: str, given: Mapping[str, object]) -> Callable[..., T]:
+        """Return the builder of ``name`` after checking that every option in ``given`` is one of its options."""
+        valid = self.options(name)
+        for option in given:
+            if option not in valid and not valid:
+                raise BadInputError(f"{self.kind} {name!r} has no options, but {option!r} was given: leave it out")
+            if option not in valid:
+                raise unknown(f"option of {self.kind} {name!r}", option, valid)
+        return self._find(name)
+
+    def _find(self, name: str) -> Callable[..., T]:
+        if name not in self.entries:
+            raise unknown(self.kind, str(name), self.entries)
+        return self.entries[name]
+
+
+def whole(field: str, value: object, low: int, high: int | None = None) -> int:
+    """Return ``value`` as an int if it is a whole number from ``low`` to ``high``, else raise.
+
+    >>> whole("clients", 0, 1)
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: clients = 0: must be a whole number of at least 1
+    """
+    good = isinstance(value, Integral) and not isinstance(value, bool)
+    if not good or int(value) < low or (high is not None and int(value) > high):  # type: ignore[call-overload]
+        span = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise BadInputError(f"{field} = {value!r}: must be a whole number {span}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def positive(field: str, value: object) -> float:
+    """Return ``value`` as a float if it is a finite number above zero, else raise."""
+    good = isinstance(value, Real) and not isinstance(value, bool)
+    if not good or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
+        raise BadInputError(f"{field} = {value!r}: must be a finite number above 0")
+    return float(value)  # type: ignore[arg-type]
+
+
+def chance_of(field: str, value: object, *, zero: bool = True, one: bool = True) -> float:
+    """Return ``value`` as a float if it is a probability, with the ends allowed or not, else raise."""
+    good = isinstance(value, Real) and not isinstance(value, bool)
+    p = float(value) if good else math.nan  # type: ignore[arg-type]
+    if not 0 <= p <= 1 or (p == 0 and not zero) or (p == 1 and not one):
+        left, right = "[" if zero else "(", "]" if one else ")"
+        raise BadInputError(f"{field} = {value!r}: must be a probability in {left}0, 1{right}")
+    return p

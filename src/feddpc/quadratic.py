@@ -1,0 +1,83 @@
+"""The closed-form task: clients with quadratic objectives, for tests, golden values and the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from feddpc import methods
+from feddpc.data.batches import Planner
+from feddpc.data.partition import Partition
+from feddpc.engine import sampler
+from feddpc.engine.base import Engine
+from feddpc.engine.loop import Loop
+from feddpc.engine.rounds import Federation, Progress, advance
+from feddpc.errors import BadInputError
+from feddpc.methods.base import Method
+from feddpc.task import Batch, Rows, Task
+
+
+class Quadratic(Task):
+    """Client j holds one sample, the pair (a_j, c_j), and the loss 1/2 sum_i a_ji (w_i - c_ji)^2."""
+
+    def __init__(self, curvature: Tensor, centre: Tensor) -> None:
+        self.curvature, self.centre = curvature, centre
+        self.d = curvature.shape[1]
+
+    def fetch(self, rows: Rows) -> Batch:
+        """Return curvature and centre of the client."""
+        return Batch(self.curvature[rows.index], self.centre[rows.index], rows.mask)
+
+    def loss(self, y: Tensor, batch: Batch) -> Tensor:
+        """Return the quadratic."""
+        return batch.mean(0.5 * (batch.x * (y - batch.y) ** 2).sum(-1))
+
+
+def trajectory(
+    method: Method | str,
+    *,
+    curvature: npt.ArrayLike,
+    centre: npt.ArrayLike,
+    w0: npt.ArrayLike,
+    schedule: Sequence[Sequence[int]],
+    client_lr: float,
+    server_lr: float,
+    steps: int,
+    engine: Engine | None = None,
+) -> npt.NDArray[np.float64]:
+    """Return the global models ``[len(schedule) + 1, d]`` of ``method`` on quadratic clients, in float64.
+
+    Client j minimises 1/2 sum_i curvature[j, i] (w_i - centre[j, i])^2 by ``steps`` full-batch gradient steps;
+    ``schedule`` lists the participants of every round.
+
+    >>> path = trajectory(
+    ...     "feddpc", curvature=[[2.0]], centre=[[0.0]], w0=[1.0], schedule=[[0]] * 4, client_lr=0.1, server_lr=0.1, steps=1
+    ... )
+    >>> path[:, 0].round(12).tolist()
+    [1.0, 0.6, 0.6, 0.36, 0.36]
+    """
+    a, c = (torch.tensor(np.asarray(x), dtype=torch.float64) for x in (curvature, centre))
+    w = torch.tensor(np.asarray(w0), dtype=torch.float64)
+    if a.ndim != 2 or a.shape != c.shape or w.shape != a.shape[1:]:
+        raise BadInputError(
+            f"curvature {tuple(a.shape)} and centre {tuple(c.shape)} must both be [clients, d], and w0 {tuple(w.shape)} be [d]"
+        )
+    population = len(a)
+    federation = Federation(
+        task=Quadratic(a, c),
+        planner=Planner(Partition.from_lists([[j] for j in range(population)]), batch_size=1, epochs=steps, seed=0),
+        sampler=sampler.make("fixed", population=population, cohort=population, seed=0, schedule=schedule),
+        client_lr=client_lr,
+        server_lr=server_lr,
+    )
+    method = methods.create(method) if isinstance(method, str) else method
+    progress = Progress.begin(method, w, population)
+    path = [w]
+    for _ in schedule:
+        advance(federation, method, engine or Loop(), progress)
+        path.append(progress.w)
+    return torch.stack(path).numpy()

@@ -1,0 +1,1 @@
+"""What a run says when it is over: tables, figures, pages."""

@@ -1,0 +1,173 @@
+"""The learning task of one client: loss, gradient and full gradient as functions of one parameter vector."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddpc.data import Dataset
+from feddpc.data.scaling import Scaler
+from feddpc.models.flat import Flat
+
+Objective = Callable[[Tensor], Tensor]
+
+
+class Rows(NamedTuple):
+    """Which samples make a batch: indices, a mask where some are padding, and what augmentation drew for them."""
+
+    index: Tensor
+    mask: Tensor | None = None
+    draws: Tensor | None = None
+
+
+class Batch(NamedTuple):
+    """Samples of one batch: inputs, targets, and a mask where some are padding."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Average one value a sample over the samples that are no padding."""
+        if self.mask is None:
+            return values.mean()
+        return (values * self.mask).sum() / self.mask.sum().clamp(min=1)
+
+
+def by_autograd(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient by plain autograd: what the reference engine uses."""
+    leaf = y.detach().requires_grad_(True)
+    with torch.enable_grad():
+        value = objective(leaf)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return value.detach(), gradient
+
+
+def by_transform(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient by function transform: what works under ``vmap``."""
+    gradient, value = torch.func.grad_and_value(objective)(y)
+    return value, gradient
+
+
+class Task(ABC):
+    """What a method may ask of one client's learning problem; parameters are always one vector ``[d]``."""
+
+    d: int
+    stochastic: bool = False
+    value_and_grad: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
+
+    @abstractmethod
+    def fetch(self, rows: Rows) -> Batch:
+        """Return the samples that ``rows`` names, scaled and augmented."""
+
+    @abstractmethod
+    def loss(self, y: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss of ``batch`` at parameters ``y``."""
+
+    def full_gradient(self, y: Tensor, data: Iterable[Rows]) -> Tensor:
+        """Return the gradient at ``y`` of the mean loss over all samples of ``data``."""
+        total, seen = torch.zeros_like(y), y.new_zeros(())
+        for rows in data:
+            batch = self.fetch(rows)
+            count = y.new_tensor(rows.index.shape[-1]) if batch.mask is None else batch.mask.sum()
+            _, gradient = self.value_and_grad(lambda at, batch=batch: self.loss(at, batch), y)  # type: ignore[misc]
+            total, seen = total + count * gradient, seen + count
+        return total / seen
+
+    def transformable(self) -> Self:
+        """Return this task with gradients that work under ``vmap``."""
+        twin = copy.copy(self)
+        twin.value_and_grad = by_transform
+        return twin
+
+
+class Classification(Task):
+    """Cross-entropy of a module on a data set that is resident on the device.
+
+    Training images stay uint8 on the device and are scaled batch by batch; test images are scaled once when that takes
+    less than ``resident_bytes``.
+    """
+
+    resident_bytes = 1 << 30
+
+    def __init__(
+        self,
+        module: nn.Module,
+        data: Dataset,
+        scaler: Scaler,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        shift: int = 0,
+    ) -> None:
+        self.module = module.to(device=device, dtype=dtype)
+        self.flat = Flat(self.module)
+        self.d = self.flat.d
+        self.scaler = scaler.to(device, dtype)
+        self.shift = shift
+        self.stochastic = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
+        self.x, self.y = (t.to(device) for t in tensors(data.x_train, data.y_train))
+        x_test, self.y_test = (t.to(device) for t in tensors(data.x_test, data.y_test))
+        floats = x_test.numel() * torch.empty((), dtype=dtype).element_size()
+        self.test_scaled = floats <= self.resident_bytes
+        self.x_test = self.scaler(x_test) if self.test_scaled else x_test
+
+    def initial(self) -> Tensor:
+        """Return the module's parameters as the first global model."""
+        return self.flat.vector()
+
+    def fetch(self, rows: Rows) -> Batch:
+        """Gather, augment and scale the samples of ``rows`` on the device."""
+        x = self.x[rows.index]
+        if rows.draws is not None:
+            x = crop_and_flip(x, rows.draws, self.shift)
+        mask = None if rows.mask is None else rows.mask.to(self.scaler.dtype)
+        return Batch(self.scaler(x), self.y[rows.index], mask)
+
+    def loss(self, y: Tensor, batch: Batch) -> Tensor:
+        """Mean cross-entropy."""
+        return batch.mean(F.cross_entropy(self.flat(y, batch.x), batch.y, reduction="none"))
+
+    @torch.no_grad()
+    def evaluate(self, w: Tensor, batch_size: int = 1000) -> tuple[float, float]:
+        """Return accuracy and mean loss of ``w`` on the test set."""
+        self.module.eval()
+        correct = torch.zeros((), dtype=torch.int64, device=w.device)
+        loss = torch.zeros((), dtype=torch.float64, device=w.device)
+        for x, y in zip(self.x_test.split(batch_size), self.y_test.split(batch_size), strict=True):
+            logits = self.flat(w, x if self.test_scaled else self.scaler(x))
+            correct += (logits.argmax(1) == y).sum()
+            loss += F.cross_entropy(logits, y, reduction="sum").double()
+        self.module.train()
+        return correct.item() / len(self.y_test), loss.item() / len(self.y_test)
+
+
+def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return samples and labels as tensors; images ``[n, h, w, c]`` become ``[n, c, h, w]``."""
+    if x.dtype == np.uint8:
+        x = x.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.array(x, order="C")), torch.from_numpy(np.array(y, dtype=np.int64))
+
+
+def crop_and_flip(x: Tensor, draws: Tensor, shift: int) -> Tensor:
+    """Shift every image by up to ``shift`` pixels over a border of zeros and mirror it, as ``draws`` says.
+
+    ``draws[..., 0]`` and ``[..., 1]`` are the crop's corner in the image padded by ``shift`` on every side, ``[..., 2]``
+    is 1 for a mirrored image.
+    """
+    *_, height, width = x.shape
+    padded = F.pad(x, (shift, shift, shift, shift))
+    draws = draws.to(torch.int64)
+    rows = torch.arange(height, device=x.device) + draws[:, 0:1]
+    columns = torch.arange(width, device=x.device)
+    columns = torch.where(draws[:, 2:3] == 1, width - 1 - columns, columns) + draws[:, 1:2]
+    images = torch.arange(len(x), device=x.device)[:, None, None, None]
+    channels = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
+    return padded[images, channels, rows[:, None, :, None], columns[:, None, None, :]]
