@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import types
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from feddpc.errors import BadInputError, unknown
 
@@ -92,3 +94,30 @@ def chance_of(field: str, value: object, *, zero: bool = True, one: bool = True)
         left, right = "[" if zero else "(", "]" if one else ")"
         raise BadInputError(f"{field} = {value!r}: must be a probability in {left}0, 1{right}")
     return p
+
+
+def fit(what: str, value: Any, hint: Any) -> Any:
+    """Return ``value`` as the annotated type ``hint``, or say what was expected.
+
+    >>> fit("lam", 2, float)
+    2.0
+    >>> fit("rounds", "many", int)
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: rounds = 'many' is a str, expected int
+    """
+    if typing.get_origin(hint) is Literal:
+        if value not in typing.get_args(hint):
+            raise unknown(what, str(value), typing.get_args(hint))
+        return value
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+            return tuple(tuple(v) if isinstance(v, list | tuple) else v for v in value)
+        if isinstance(option, type) and isinstance(value, option) and (option is bool or not isinstance(value, bool)):
+            return value
+    if value is None and type(None) in options:
+        return None
+    expected = " or ".join(getattr(o, "__name__", str(o)) for o in options if o is not type(None))
+    raise BadInputError(f"{what} = {value!r} is a {type(value).__name__}, expected {expected}")

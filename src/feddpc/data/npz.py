@@ -15,7 +15,8 @@ from feddpc.errors import DataError
 def decode(path: Path) -> Dataset:
     """Read ``path``; object arrays are refused, because loading one runs code from the file."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, because np.load leaks its own handle when the file is damaged.
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             missing = [field for field in FIELDS if field not in file]
             if missing:
                 held = ", ".join(file.files) or "nothing"

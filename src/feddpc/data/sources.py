@@ -177,7 +177,7 @@ def _forced(known: Spec, way: str, root: Path, progress: bool | None) -> Dataset
     except DataError as error:
         others = [other for other in ways.ways_of(known) if other != way]
         raise DataError(
-            f"{known.name} could not be had by way of {way}: {error}; other ways: {', '.join(others)}"
+            f"{known.name} could not be had by way of {way}: {error}; other ways: {', '.join(others) or 'none'}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The ways a known data set can reach this machine: each returns the decoded data or raises DataError saying why not."""
+"""The ways a known data set can reach this machine: each returns the decoded data, or raises DataError saying why."""
 
 from __future__ import annotations
 

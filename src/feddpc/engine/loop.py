@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -51,21 +51,14 @@ def _batches(plan: Plan, i: int, device: torch.device) -> Iterator[Rows]:
         yield Rows(torch.from_numpy(plan.index[i, k, :n]).to(device), draws=draws)
 
 
-def _own_noise(task: Task, seed: int, device: torch.device) -> AbstractContextManager[object]:
+@contextmanager
+def _own_noise(task: Task, seed: int, device: torch.device) -> Iterator[None]:
     """Give layers that draw for themselves (dropout) this client's stream, and leave the global one untouched."""
     if not task.stochastic:
-        return nullcontext()
-    return _seeded(seed, device)
-
-
-class _seeded:  # noqa: N801
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-        self.seed = seed
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        torch.manual_seed(self.seed)
-
-    def __exit__(self, *exc: object) -> None:
-        self.fork.__exit__(*exc)
+        yield
+        return
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
+        generator.manual_seed(seed)
+        yield

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import types
 import typing
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
@@ -19,6 +18,7 @@ from feddpc.methods.fedexp import FedExP
 from feddpc.methods.fedga import FedGA
 from feddpc.methods.fedprox import FedProx
 from feddpc.methods.fedvarp import FedVARP
+from feddpc.options import fit
 
 __all__ = ["Cohort", "Costs", "Local", "Method", "State", "Step", "create", "get", "names", "register"]
 
@@ -70,25 +70,7 @@ normalise_by_steps, projection, scaling, tau
             raise BadInputError(f"{cls.name} has no hyper-parameters, but {key!r} was given: leave it out")
         if key not in hints:
             raise unknown(f"hyper-parameter of {cls.name}", key, hints)
-    return cls(**{k: _fit(f"{cls.name}: {k}", v, hints[k]) for k, v in hyper.items()})
-
-
-def _fit(what: str, value: Any, hint: Any) -> Any:
-    """Return ``value`` as the annotated type, or say what was expected."""
-    if typing.get_origin(hint) is Literal:
-        if value not in typing.get_args(hint):
-            raise unknown(what, str(value), typing.get_args(hint))
-        return value
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
-            return tuple(tuple(v) if isinstance(v, list | tuple) else v for v in value)
-        if isinstance(option, type) and isinstance(value, option) and (option is bool or not isinstance(value, bool)):
-            return value
-    expected = " or ".join(getattr(o, "__name__", str(o)) for o in options)
-    raise BadInputError(f"{what} = {value!r} is a {type(value).__name__}, expected {expected}")
+    return cls(**{k: fit(f"{cls.name}: {k}", v, hints[k]) for k, v in hyper.items()})
 
 
 def _from_file(name: str) -> type[Method]:

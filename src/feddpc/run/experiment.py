@@ -1,0 +1,204 @@
+"""From a configuration to something that can run: data, partition, model, federation, method, engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from feddpc import methods, models
+from feddpc.data import Dataset, load
+from feddpc.data import partition as partitions
+from feddpc.data.batches import Planner
+from feddpc.data.partition import Partition
+from feddpc.data.scaling import make_scaler
+from feddpc.engine import sampler
+from feddpc.engine.base import Engine
+from feddpc.engine.loop import Loop
+from feddpc.engine.rounds import Federation, Progress, advance
+from feddpc.engine.stacked import Stacked
+from feddpc.errors import BadInputError, unknown
+from feddpc.methods.base import Method
+from feddpc.models.flat import Flat
+from feddpc.run.config import Config
+from feddpc.task import Classification
+
+ENGINES: dict[str, type[Engine]] = {"loop": Loop, "stacked": Stacked}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all methods of a comparison share for one seed; ``config`` is complete but for method and engine."""
+
+    config: Config
+    data: Dataset
+    partition: Partition
+    federation: Federation
+    task: Classification
+    w0: Tensor
+
+    @property
+    def flat(self) -> Flat:
+        """The map between the model and its vector."""
+        return self.task.flat
+
+
+def prepare(
+    config: Config, *, data: Dataset | None = None, module: nn.Module | None = None, partition: Partition | None = None
+) -> Setting:
+    """Build everything that does not depend on the method; ``data``, ``module`` and ``partition`` may be one's own."""
+    data = data or load(config.data)
+    config = _resolve(config, data, module, partition)
+    if partition is None:
+        partition = partitions.make(
+            config.partition, data.y_train, config.clients, seed=config.seed, **config.partition_options
+        )
+    partition.check(len(data.y_train))
+    if module is None:
+        shape = _image(data)
+        module = models.seeded(lambda: models.make(config.model, **shape, **config.model_options), config.seed)
+    models.check_supported(module)
+    shift = max(2, data.sample_shape[0] // 8) if config.augment else 0
+    task = Classification(
+        module,
+        data,
+        make_scaler(config.scaling, data),
+        device=config.device,
+        dtype=getattr(torch, config.precision),
+        shift=shift,
+    )
+    assert config.batch_size is not None
+    assert config.server_lr is not None
+    federation = Federation(
+        task=task,
+        planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift),
+        sampler=sampler.make(
+            config.participation,
+            population=len(partition),
+            cohort=config.cohort,
+            seed=config.seed,
+            dropout=config.dropout,
+            sizes=partition.sizes,
+            **config.participation_options,
+        ),
+        client_lr=config.lr,
+        server_lr=config.server_lr,
+        lr_decay=config.lr_decay,
+        weighting=config.weighting,
+        evaluate=task.evaluate,
+    )
+    return Setting(config, data, partition, federation, task, task.initial())
+
+
+def make_method(config: Config) -> tuple[Method, Config]:
+    """Build the method of a configuration, and write all its hyper-parameters into the latter."""
+    method = methods.create(config.method, **config.hyper)
+    return method, dataclasses.replace(config, hyper=method.hyper())
+
+
+def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, dict[str, float]]:
+    """Return the engine ``name``; for ``auto`` time every candidate on the first round and take the fastest.
+
+    The timed rounds are thrown away, so the run itself does not depend on them. Another engine than ``loop`` must be
+    a tenth faster: near ties would otherwise be decided by noise, and a run should be the same tomorrow.
+    """
+    if name != "auto":
+        if name not in ENGINES:
+            raise unknown("engine", name, ["auto", *ENGINES])
+        engine = ENGINES[name]()
+        if why := engine.refuses(setting.task):
+            raise BadInputError(f"engine {name!r} cannot be used: {why}; use 'loop' or 'auto'")
+        return engine, {}
+    candidates = [e for e in (cls() for cls in ENGINES.values()) if not e.refuses(setting.task)]
+    if len(candidates) == 1:
+        return candidates[0], {}
+    trial = dataclasses.replace(setting.federation, evaluate=None)
+    seconds = {}
+    for engine in candidates:
+        # The first round warms up allocators and kernels, the second is timed.
+        progress = Progress.begin(method, setting.w0, setting.federation.population)
+        advance(trial, method, engine, progress)
+        began = time.perf_counter()
+        advance(trial, method, engine, progress)
+        if setting.w0.is_cuda:
+            torch.cuda.synchronize(setting.w0.device)
+        seconds[engine.name] = time.perf_counter() - began
+    best = min(candidates, key=lambda e: seconds[e.name] * (1.0 if e.name == "loop" else 1.1))
+    return best, seconds
+
+
+def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition: Partition | None) -> Config:
+    """Fill in what was left open; the result says exactly what will be computed."""
+    changes: dict[str, Any] = {}
+    if partition is not None:
+        changes |= {"partition": "given", "clients": len(partition), "partition_options": {}}
+        if config.cohort > len(partition):
+            raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients")
+    else:
+        changes["partition_options"] = _partition_options(config, len(data.y_train))
+    if module is not None:
+        changes |= {"model": type(module).__name__, "model_options": {}}
+    else:
+        name = config.model
+        if name == "auto":
+            shape = _image(data)
+            name = models.default_for(classes=shape["classes"], size=shape["size"])
+        changes |= {"model": name, "model_options": models.options(name) | config.model_options}
+    if config.batch_size is None:
+        changes["batch_size"] = default_batch_size(len(data.y_train), changes.get("clients", config.clients))
+    if config.server_lr is None:
+        changes["server_lr"] = config.lr
+    if config.scaling == "auto":
+        changes["scaling"] = "half" if data.x_train.dtype == np.uint8 else "none"
+    if config.augment and data.x_train.dtype != np.uint8:
+        raise BadInputError(f"augment = true is for images, but {data.name} holds {data.x_train.dtype}: leave it out")
+    changes["device"] = _device(config.device)
+    changes["participation_options"] = sampler.options(config.participation) | config.participation_options
+    changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
+    return dataclasses.replace(config, **changes)
+
+
+def default_batch_size(samples: int, clients: int) -> int:
+    """Return the paper's 256 where clients have that many samples, else about half a client: two steps, as there.
+
+    >>> default_batch_size(50_000, 100), default_batch_size(1437, 100)
+    (256, 8)
+    """
+    average = samples / clients
+    return 256 if average >= 256 else 2 ** max(0, round(np.log2(average / 2)))
+
+
+def _partition_options(config: Config, samples: int) -> dict[str, Any]:
+    options = partitions.options(config.partition) | config.partition_options
+    if "alpha" in options and "alpha" not in config.partition_options:
+        options["alpha"] = config.alpha
+    if "min_size" in options:
+        given = config.partition_options.get("min_size")
+        options["min_size"] = partitions.resolve_min_size(samples, min(config.clients, samples), given)
+    return options
+
+
+def _image(data: Dataset) -> dict[str, int]:
+    shape = data.sample_shape
+    if data.x_train.dtype != np.uint8 or len(shape) != 3 or shape[0] != shape[1]:
+        raise BadInputError(
+            f"{data.name}: samples are {'x'.join(map(str, shape))} {data.x_train.dtype}, but the named models are for square "
+            "images of bytes: give your own module to feddpc.simulate"
+        )
+    return {"classes": data.classes, "channels": shape[2], "size": shape[0]}
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadInputError(f"device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return str(device)

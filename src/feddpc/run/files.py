@@ -1,0 +1,54 @@
+"""Writing that survives a crash: a file is either the old one or the new one, never a part."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from feddpc.errors import RunFolderError
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn an operating-system error about ``path`` into one that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunFolderError(
+                f"the disk of {path} is full; what was recorded so far is kept: free some space and use --resume"
+            ) from error
+        raise RunFolderError(f"{path} cannot be used: {error.strerror or error}") from error
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, bring it to the disk, then put it in place at once."""
+    temporary = path.with_name(f".{path.name}.part")
+    with explained(path):
+        try:
+            write(temporary)
+            with temporary.open("rb+") as handle:
+                os.fsync(handle.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file all at once."""
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to the disk, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

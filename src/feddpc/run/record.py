@@ -1,0 +1,220 @@
+"""The run folder: configuration, one line a round, summary, environment, checkpoint. Nothing in it is ever half written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from feddpc._version import __version__
+from feddpc.engine.rounds import Record
+from feddpc.errors import BadInputError, RunFolderError
+from feddpc.run.config import Config, read_toml, write_toml
+from feddpc.run.files import explained, replace_text
+
+FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as its folder tells it."""
+
+    folder: Path
+    config: Config
+    records: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    environment: dict[str, Any]
+
+
+class RunFolder:
+    """The folder of one run, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint"
+        self._lock: BinaryIO | None = None
+        self._lines: BinaryIO | None = None
+
+    @classmethod
+    def create(cls, path: Path, config: Config, environment: dict[str, Any]) -> RunFolder:
+        """Make a new run folder; a folder that already holds anything is left alone."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if (path / "config.toml").exists():
+                raise RunFolderError(f"{path} already holds a run: add --resume to continue it, or choose another --out")
+            raise RunFolderError(f"{path} exists and holds something that is no run: choose another --out")
+        with explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+        run = cls(path)
+        run._acquire()
+        replace_text(path / "environment.json", json.dumps(environment, indent=1) + "\n")
+        replace_text(path / "config.toml", write_toml(config.asdict()))
+        run._open(0)
+        return run
+
+    @classmethod
+    def reopen(cls, path: Path, record_bytes: int) -> RunFolder:
+        """Continue a run: records behind the checkpoint are cut off, they will be computed again."""
+        run = cls(path)
+        run._acquire()
+        run._open(record_bytes)
+        return run
+
+    @property
+    def record_bytes(self) -> int:
+        """How many bytes of records there are."""
+        assert self._lines is not None
+        return self._lines.tell()
+
+    def append(self, record: Record) -> None:
+        """Add a round, in one write."""
+        assert self._lines is not None
+        with explained(self.path):
+            self._lines.write(line(record))
+            self._lines.flush()
+
+    def sync(self) -> None:
+        """Bring the records to the disk."""
+        assert self._lines is not None
+        with explained(self.path):
+            os.fsync(self._lines.fileno())
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary."""
+        replace_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for handle in (self._lines, self._lock):
+            if handle is not None:
+                handle.close()
+        self._lines = self._lock = None
+
+    def _open(self, size: int) -> None:
+        path = self.path / "rounds.jsonl"
+        with explained(path):
+            path.touch()
+            if path.stat().st_size < size:
+                raise RunFolderError(f"{path} is shorter than its checkpoint says: it was changed; start a new run")
+            self._lines = path.open("rb+")
+            self._lines.truncate(size)
+            self._lines.seek(size)
+
+    def _acquire(self) -> None:
+        with explained(self.path):
+            self._lock = (self.path / ".lock").open("wb")
+        try:
+            import fcntl
+
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            return
+        except OSError:
+            self._lock.close()
+            raise RunFolderError(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
+
+
+def line(record: Record) -> bytes:
+    """Return the JSON line of a round; a number that is not finite is written as null."""
+    values = {name: getattr(record, name) for name in FIELDS} | record.notes
+    return (json.dumps({k: _plain(v) for k, v in values.items()}) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_records(path: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """Return the rounds of a ``rounds.jsonl`` (its first ``size`` bytes); a torn last line is left out."""
+    try:
+        data = path.read_bytes()[:size]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}") from None
+    records = []
+    for number, text in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(text)
+            if not isinstance(record, dict) or record.get("round") != number:
+                raise ValueError("it is not the record of that round")
+        except ValueError as error:
+            raise RunFolderError(f"{path}, line {number}: {error}") from None
+        records.append(record)
+    return records
+
+
+def is_run(path: Path) -> bool:
+    """Say whether ``path`` is the folder of a run."""
+    return (path / "config.toml").is_file()
+
+
+def load(path: Path) -> StoredRun:
+    """Read a run folder, finished or not."""
+    if not is_run(path):
+        raise RunFolderError(f"{path} is no run folder: it has no config.toml")
+    try:
+        config = Config.read(read_toml(path / "config.toml"))
+    except BadInputError as error:
+        raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
+    records = read_records(path / "rounds.jsonl")
+    return StoredRun(path, config, records, _json(path / "summary.json"), _json(path / "environment.json") or {})
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} cannot be read: it holds no table")
+    return value
+
+
+def summarise(config: Config, records: Sequence[dict[str, Any]], status: str, reason: str | None) -> dict[str, Any]:
+    """Return the summary of a run; accuracies are shares from 0 to 1."""
+    scored = [r for r in records if r["test_accuracy"] is not None]
+    best = max(scored, key=lambda r: r["test_accuracy"], default=None)
+    last = [r["test_accuracy"] for r in scored[-10:]]
+    seconds = [r["seconds"] for r in records]
+    return {
+        "status": status,
+        "reason": reason,
+        "method": config.method,
+        "hyper": config.hyper,
+        "seed": config.seed,
+        "rounds": len(records),
+        "best_accuracy": best and best["test_accuracy"],
+        "best_round": best and best["round"],
+        "final_accuracy": last[-1] if last else None,
+        "last10_accuracy": float(np.mean(last)) if last else None,
+        "seconds_per_round": float(np.mean(seconds)) if seconds else None,
+    }
+
+
+def environment(engine: str, timings: dict[str, float], device: str) -> dict[str, Any]:
+    """Describe the machine and the versions a run was made with."""
+    return {
+        "feddpc": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "engine": engine,
+        "engine_seconds": timings,
+        "command": sys.argv,
+    }

@@ -1,0 +1,189 @@
+"""Running one method in one setting, from round 1 or from where it was, with records and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from feddpc.engine.base import Engine
+from feddpc.engine.rounds import Progress, Record, advance
+from feddpc.errors import RunFolderError
+from feddpc.methods.base import Method
+from feddpc.run import checkpoint
+from feddpc.run.config import Config
+from feddpc.run.experiment import Setting, choose_engine, make_method
+from feddpc.run.record import RunFolder, environment, is_run, line, load, read_records, summarise
+
+OnRound = Callable[[dict[str, Any]], None]
+
+#: Seconds between checkpoints; a slow one (a large memory of clients) makes the next wait twenty times its own time.
+CHECKPOINT_SECONDS = 5.0
+
+
+class Stop:
+    """A wish to stop after the present round."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    @contextmanager
+    def on_interrupt(self) -> Iterator[None]:
+        """Turn the first Ctrl-C (or SIGTERM) into a wish; the second one interrupts at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def wish(number: int, frame: FrameType | None) -> None:
+            if self.wanted:
+                raise KeyboardInterrupt
+            self.wanted = True
+
+        before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended: how, what it recorded, and the last model."""
+
+    config: Config
+    status: str  #: finished, diverged or interrupted
+    reason: str | None
+    records: list[dict[str, Any]]
+    summary: dict[str, Any]
+    w: Tensor
+    folder: Path | None
+
+
+def execute(
+    setting: Setting,
+    *,
+    method: Method | None = None,
+    engine: Engine | None = None,
+    timings: dict[str, float] | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    stop: Stop | None = None,
+) -> Outcome:
+    """Run ``setting.config`` to its last round and return what came out.
+
+    With ``out`` everything is recorded in that folder as it happens; with ``resume`` a run that is there is continued.
+    """
+    stop = stop or Stop()
+    if method is None:
+        method, config = make_method(setting.config)
+    else:
+        config = dataclasses.replace(setting.config, method=method.name, hyper=method.hyper())
+    if engine is None:
+        engine, timings = choose_engine(config.engine, setting, method)
+    config = dataclasses.replace(config, engine=engine.name)
+    progress = Progress.begin(method, setting.w0, setting.federation.population)
+    folder = None
+    records: list[dict[str, Any]] = []
+    if out is not None:
+        resumed = resume and is_run(out)
+        opened = _continue(out, config, progress) if resumed else None
+        folder, records = opened or (
+            RunFolder.create(out, config, environment(engine.name, timings or {}, config.device)),
+            [],
+        )
+    try:
+        status, reason = _rounds(setting, method, engine, progress, config, folder, records, on_round, stop)
+        summary = summarise(config, records, status, reason)
+        if folder is not None:
+            checkpoint.save_model(folder.path / "model.safetensors", setting.flat.state_dict(progress.w))
+            folder.finish(summary)
+    finally:
+        if folder is not None:
+            folder.close()
+    return Outcome(config, status, reason, records, summary, progress.w, out)
+
+
+def _rounds(
+    setting: Setting,
+    method: Method,
+    engine: Engine,
+    progress: Progress,
+    config: Config,
+    folder: RunFolder | None,
+    records: list[dict[str, Any]],
+    on_round: OnRound | None,
+    stop: Stop,
+) -> tuple[str, str | None]:
+    """Run until the last round, divergence or a wish to stop; return how it ended."""
+    due = time.monotonic() + CHECKPOINT_SECONDS
+    ended = _ended(records, config)
+    while ended is None:
+        record = advance(setting.federation, method, engine, progress)
+        records.append(json.loads(line(record)))
+        if folder is not None:
+            folder.append(record)
+        if on_round is not None:
+            on_round(records[-1])
+        ended = _why(record, config, stop)
+        if folder is not None and (ended is not None or time.monotonic() >= due):
+            due = _save(folder, progress)
+    return ended
+
+
+def _why(record: Record, config: Config, stop: Stop) -> tuple[str, str | None] | None:
+    if record.diverged:
+        return "diverged", f"round {record.round}: {record.diverged}"
+    if record.round >= config.rounds:
+        return "finished", None
+    if stop.wanted:
+        return "interrupted", f"stopped after round {record.round} of {config.rounds}"
+    return None
+
+
+def _ended(records: list[dict[str, Any]], config: Config) -> tuple[str, str | None] | None:
+    """Say how a resumed run had already ended, or return None."""
+    return ("finished", None) if len(records) >= config.rounds else None
+
+
+def _save(folder: RunFolder, progress: Progress) -> float:
+    """Write a checkpoint and return when the next one is due."""
+    began = time.monotonic()
+    folder.sync()  # the records must be on the disk before a checkpoint says so
+    checkpoint.save(folder.checkpoint, progress, folder.record_bytes)
+    ended = time.monotonic()
+    return ended + max(CHECKPOINT_SECONDS, 20 * (ended - began))
+
+
+def _continue(out: Path, config: Config, progress: Progress) -> tuple[RunFolder, list[dict[str, Any]]]:
+    """Open a run folder at its last checkpoint and move ``progress`` there."""
+    stored = load(out).config
+    given = {k: v for k, v in config.asdict().items() if k != "rounds"}
+    if different := stored.differences(given):
+        raise RunFolderError(f"{out} was made with another configuration ({'; '.join(different)}): choose another --out")
+    saved = checkpoint.load(out / "checkpoint")
+    size = saved.record_bytes if saved else 0
+    folder = RunFolder.reopen(out, size)
+    try:
+        if saved is not None:
+            checkpoint.restore(saved, progress)
+        records = read_records(out / "rounds.jsonl", size)
+        if len(records) != progress.round:
+            raise RunFolderError(f"{out}: {len(records)} rounds are recorded but the checkpoint is of round {progress.round}")
+        if config.rounds != stored.rounds:
+            folder.extend(config)
+    except BaseException:
+        folder.close()
+        raise
+    return folder, records
