@@ -1,5 +1,31 @@
-"""feddpc: federated learning when clients' data differ and few clients show up."""
+"""feddpc: federated learning when clients' data differ and few clients show up.
+
+``feddpc.simulate`` trains your own module on your own data; ``feddpc.methods`` holds the methods, ``feddpc.models`` the
+networks, ``feddpc.data`` the data sets, ``feddpc.quadratic`` the problem with closed-form answers. Everything is
+imported on first use, so that ``import feddpc`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from feddpc._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from feddpc import data, methods, models, quadratic
+    from feddpc.api import Result, simulate
+    from feddpc.data import Dataset
+    from feddpc.methods import Method
+
+__all__ = ["Dataset", "Method", "Result", "__version__", "data", "methods", "models", "quadratic", "simulate"]
+
+_HOMES = {"simulate": "feddpc.api", "Result": "feddpc.api", "Dataset": "feddpc.data", "Method": "feddpc.methods"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"feddpc.{name}")
+    raise AttributeError(f"module 'feddpc' has no attribute {name!r}")

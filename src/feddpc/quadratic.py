@@ -30,7 +30,7 @@ class Quadratic(Task):
 
     def fetch(self, rows: Rows) -> Batch:
         """Return curvature and centre of the client."""
-        return Batch(self.curvature[rows.index], self.centre[rows.index], rows.mask)
+        return Batch(self.curvature[rows.samples], self.centre[rows.samples], rows.mask)
 
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the quadratic."""
@@ -55,7 +55,14 @@ def trajectory(
     ``schedule`` lists the participants of every round.
 
     >>> path = trajectory(
-    ...     "feddpc", curvature=[[2.0]], centre=[[0.0]], w0=[1.0], schedule=[[0]] * 4, client_lr=0.1, server_lr=0.1, steps=1
+    ...     "feddpc",
+    ...     curvature=[[2.0]],
+    ...     centre=[[0.0]],
+    ...     w0=[1.0],
+    ...     schedule=[[0]] * 4,
+    ...     client_lr=0.1,
+    ...     server_lr=0.1,
+    ...     steps=1,
     ... )
     >>> path[:, 0].round(12).tolist()
     [1.0, 0.6, 0.6, 0.36, 0.36]
@@ -64,7 +71,8 @@ def trajectory(
     w = torch.tensor(np.asarray(w0), dtype=torch.float64)
     if a.ndim != 2 or a.shape != c.shape or w.shape != a.shape[1:]:
         raise BadInputError(
-            f"curvature {tuple(a.shape)} and centre {tuple(c.shape)} must both be [clients, d], and w0 {tuple(w.shape)} be [d]"
+            f"curvature {tuple(a.shape)} and centre {tuple(c.shape)} must both be [clients, d], "
+            f"and w0 {tuple(w.shape)} must be [d]"
         )
     population = len(a)
     federation = Federation(

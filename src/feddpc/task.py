@@ -22,7 +22,7 @@ Objective = Callable[[Tensor], Tensor]
 class Rows(NamedTuple):
     """Which samples make a batch: indices, a mask where some are padding, and what augmentation drew for them."""
 
-    index: Tensor
+    samples: Tensor
     mask: Tensor | None = None
     draws: Tensor | None = None
 
@@ -76,7 +76,7 @@ class Task(ABC):
         total, seen = torch.zeros_like(y), y.new_zeros(())
         for rows in data:
             batch = self.fetch(rows)
-            count = y.new_tensor(rows.index.shape[-1]) if batch.mask is None else batch.mask.sum()
+            count = y.new_tensor(rows.samples.shape[-1]) if batch.mask is None else batch.mask.sum()
             _, gradient = self.value_and_grad(lambda at, batch=batch: self.loss(at, batch), y)  # type: ignore[misc]
             total, seen = total + count * gradient, seen + count
         return total / seen
@@ -125,11 +125,11 @@ class Classification(Task):
 
     def fetch(self, rows: Rows) -> Batch:
         """Gather, augment and scale the samples of ``rows`` on the device."""
-        x = self.x[rows.index]
+        x = self.x[rows.samples]
         if rows.draws is not None:
             x = crop_and_flip(x, rows.draws, self.shift)
         mask = None if rows.mask is None else rows.mask.to(self.scaler.dtype)
-        return Batch(self.scaler(x), self.y[rows.index], mask)
+        return Batch(self.scaler(x), self.y[rows.samples], mask)
 
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy."""
@@ -141,7 +141,7 @@ class Classification(Task):
         self.module.eval()
         correct = torch.zeros((), dtype=torch.int64, device=w.device)
         loss = torch.zeros((), dtype=torch.float64, device=w.device)
-        for x, y in zip(self.x_test.split(batch_size), self.y_test.split(batch_size), strict=True):
+        for x, y in zip(torch.split(self.x_test, batch_size), torch.split(self.y_test, batch_size), strict=True):
             logits = self.flat(w, x if self.test_scaled else self.scaler(x))
             correct += (logits.argmax(1) == y).sum()
             loss += F.cross_entropy(logits, y, reduction="sum").double()
@@ -159,8 +159,8 @@ def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
 def crop_and_flip(x: Tensor, draws: Tensor, shift: int) -> Tensor:
     """Shift every image by up to ``shift`` pixels over a border of zeros and mirror it, as ``draws`` says.
 
-    ``draws[..., 0]`` and ``[..., 1]`` are the crop's corner in the image padded by ``shift`` on every side, ``[..., 2]``
-    is 1 for a mirrored image.
+    ``draws[:, 0]`` and ``draws[:, 1]`` are the crop's corner in the image padded by ``shift`` on every side,
+    ``draws[:, 2]`` is 1 for a mirrored image.
     """
     *_, height, width = x.shape
     padded = F.pad(x, (shift, shift, shift, shift))

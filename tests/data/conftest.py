@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import pickle
@@ -12,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     """A private cache, and no data that the machine happens to have."""
     root = tmp_path / "cache"
     monkeypatch.setenv("FEDDPC_CACHE", str(root))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setitem(SPECS, "fashion-mnist", replace(SPECS["fashion-mnist"], system=tmp_path / "no-package"))
     return root
 
@@ -67,12 +70,13 @@ def _rows(x: np.ndarray) -> np.ndarray:
 
 
 class _Python2Pickler(pickle._Pickler):
-    """Writes what Python 2 wrote: byte strings as its native strings, numpy under its old name."""
+    """Writes what Python 2 wrote: both kinds of string as its native one, numpy under its old name."""
 
-    dispatch = dict(pickle._Pickler.dispatch)
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
-    def save_bytes(self, value: bytes) -> None:
-        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
+    def save_string(self, value: bytes | str) -> None:
+        raw = value.encode("latin1") if isinstance(value, str) else value
+        self.write(pickle.BINSTRING + struct.pack("<i", len(raw)) + raw)
 
     def save_global(self, obj, name=None) -> None:
         if getattr(obj, "__name__", "") == "_reconstruct":
@@ -80,10 +84,7 @@ class _Python2Pickler(pickle._Pickler):
         else:
             super().save_global(obj, name)
 
-    dispatch[bytes] = save_bytes
-
-    def reducer_override(self, obj):
-        return NotImplemented
+    dispatch[bytes] = dispatch[str] = save_string
 
 
 def python2_pickle(value: object) -> bytes:
@@ -203,8 +204,6 @@ def tiny_files() -> Callable[..., Files]:
 @pytest.fixture
 def served_archive(tmp_path, small, cifar_files):
     """A small CIFAR-10 archive, its data and the Archive that describes it (address left to the test)."""
-    import hashlib
-
     spec, data = small("cifar10")
     path = to_tar(cifar_files(data, "python"), tmp_path / "cifar-10-python.tar.gz")
     content = path.read_bytes()

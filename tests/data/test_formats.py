@@ -118,7 +118,7 @@ def test_a_failure_of_a_file_with_an_official_name_tells_its_md5(tmp_path, small
     spec = replace(spec, archives=(Archive("cifar-10-python.tar.gz", "c58f"),))
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"not an archive")
     with pytest.raises(
-        DataError, match="md5 of cifar-10-python.tar.gz is [0-9a-f]{32}, that of the official file c58f"
+        DataError, match=r"md5 of cifar-10-python\.tar\.gz is [0-9a-f]{32}, that of the official file c58f"
     ):
         ways.local(spec, tmp_path / "cifar-10-python.tar.gz")
 

@@ -28,7 +28,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inste
         shape = "x".join(str(n) for n in entry.shape)
         state = entry.state if entry.command is None else f"absent: {entry.command}"
         table.add_row(entry.name, str(entry.classes), shape, str(entry.train), str(entry.test), state)
-    Console(soft_wrap=True).print(table)
+    # Never folded: a command that is broken over two lines cannot be copied.
+    Console(width=max(Console().width, 100)).print(table)
 
 
 @app.command()

@@ -24,6 +24,6 @@ def bar(
 
     columns = (DownloadColumn(), Speed()) if size else (MofNCompleteColumn(),)
     layout = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
-    with Progress(*layout, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*layout, console=Console(stderr=True)) as progress:
         task = progress.add_task(text, total=total, completed=done)
         yield lambda n: progress.advance(task, n)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,19 @@ from feddpc.errors import DataError
 def loads(content: bytes, where: str) -> Any:
     """Unpickle ``content``, or raise DataError naming the global it asked for; ``where`` names the file in messages."""
     try:
+        _check_memo(content)
         return _Reader(io.BytesIO(content), where).load()
     except DataError:
         raise
     except Exception as error:  # a damaged pickle can fail in any opcode, with almost any exception
         raise DataError(f"{where} is not a readable pickle ({type(error).__name__}: {error}): get it again") from error
+
+
+def _check_memo(content: bytes) -> None:
+    """Refuse a memo index beyond any honest one: the reader allocates up to it, tens of gigabytes for ten bytes."""
+    for opcode, index, _ in pickletools.genops(content):
+        if opcode.name in {"PUT", "BINPUT", "LONG_BINPUT"} and not 0 <= int(index or 0) <= len(content):
+            raise pickle.UnpicklingError(f"memo index {index}")
 
 
 def _blank_array(kind: object, _shape: object, _dtype: object) -> np.ndarray[Any, Any]:

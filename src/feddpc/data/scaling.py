@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,22 +24,25 @@ SCALINGS = {
 
 @dataclass(frozen=True)
 class Scaler:
-    """An affine map ``(x - mean) / deviation`` a channel; ``None`` leaves values as they are."""
+    """An affine map ``(x - mean) / deviation`` a channel; ``terms`` None leaves values as they are."""
 
-    mean: Tensor | None
-    deviation: Tensor | None
+    terms: tuple[Tensor, Tensor] | None
     dtype: torch.dtype
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Scaler:
         """Return the same map for tensors of ``device`` and ``dtype``."""
-        if self.mean is None or self.deviation is None:
-            return replace(self, dtype=dtype)
-        return Scaler(self.mean.to(device, dtype), self.deviation.to(device, dtype), dtype)
+        if self.terms is None:
+            return Scaler(None, dtype)
+        mean, deviation = self.terms
+        return Scaler((mean.to(device, dtype), deviation.to(device, dtype)), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Scale images ``[..., channels, height, width]`` (or anything, when there is nothing to scale)."""
         x = x.to(self.dtype)
-        return x if self.mean is None else (x - self.mean) / self.deviation
+        if self.terms is None:
+            return x
+        mean, deviation = self.terms
+        return (x - mean) / deviation
 
 
 def make_scaler(name: str, data: Dataset) -> Scaler:
@@ -52,9 +55,11 @@ def make_scaler(name: str, data: Dataset) -> Scaler:
     if name not in SCALINGS:
         raise unknown("scaling", name, SCALINGS)
     if name == "none":
-        return Scaler(None, None, torch.float32)
+        return Scaler(None, torch.float32)
     if data.x_train.dtype != np.uint8:
-        raise BadInputError(f"scaling {name!r} is for uint8 images, but {data.name} holds {data.x_train.dtype}: use 'none'")
+        raise BadInputError(
+            f"scaling {name!r} is for uint8 images, but {data.name} holds {data.x_train.dtype}: use 'none'"
+        )
     channels = data.x_train.shape[-1]
     mean, deviation = np.zeros(channels), np.full(channels, 255.0)
     if name == "half":
@@ -62,7 +67,7 @@ def make_scaler(name: str, data: Dataset) -> Scaler:
     elif name == "channel":
         mean, deviation = channel_statistics(data.x_train)
     shape = (channels, 1, 1)
-    return Scaler(torch.tensor(mean).view(shape), torch.tensor(deviation).view(shape), torch.float64)
+    return Scaler((torch.tensor(mean).view(shape), torch.tensor(deviation).view(shape)), torch.float64)
 
 
 def channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The vectorised engine: the hooks of a method under ``vmap`` over the cohort, one local step of all clients at a time."""
+"""The vectorised engine: a method's hooks under ``vmap`` over the cohort, one local step of all clients at a time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Stacked(Engine):
     """All clients at once.
 
     Clients are sorted by their number of steps, so that those still training are the first rows of the stack. With
-    ``narrow`` a step runs on these rows only; without it, it runs on all and a mask keeps the finished ones as they are,
-    which is what a captured graph of fixed shape needs. ``wrap`` is applied to the vectorised step: the place for a
-    compiler.
+    ``narrow`` a step runs on these rows only; without it, it runs on all and a mask keeps the finished ones as they
+    are, which is what a captured graph of fixed shape needs. ``wrap`` is applied to the vectorised step: the place for
+    a compiler.
     """
 
     name: ClassVar[str] = "stacked"

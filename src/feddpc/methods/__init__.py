@@ -60,8 +60,8 @@ def create(name: str, **hyper: Any) -> Method:
     2.0
     >>> create("feddpc", lamda=2)
     Traceback (most recent call last):
-    feddpc.errors.BadInputError: unknown hyper-parameter of feddpc 'lamda': did you mean 'lam'? Valid: form, guard, lam, \
-normalise_by_steps, projection, scaling, tau
+    feddpc.errors.BadInputError: unknown hyper-parameter of feddpc 'lamda': did you mean 'lam'? Valid: form, guard, \
+lam, normalise_by_steps, projection, scaling, tau
     """
     cls = get(name)
     hints = {k: v for k, v in typing.get_type_hints(cls).items() if typing.get_origin(v) is not typing.ClassVar}
@@ -85,12 +85,16 @@ def _from_file(name: str) -> type[Method]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = {
-        n: c for n, c in inspect.getmembers(module, inspect.isclass) if issubclass(c, Method) and c.__module__ == path.stem
+        n: c
+        for n, c in inspect.getmembers(module, inspect.isclass)
+        if issubclass(c, Method) and c.__module__ == path.stem
     }
     if wanted and wanted not in found:
         raise unknown(f"class in {file}", wanted, found)
     if not wanted and len(found) != 1:
-        raise BadInputError(f"method {name!r}: {file} defines {len(found)} methods ({', '.join(found)}): name one, FILE.py:CLASS")
+        raise BadInputError(
+            f"method {name!r}: {file} defines {len(found)} methods ({', '.join(found)}): name one, FILE.py:CLASS"
+        )
     cls = found[wanted] if wanted else next(iter(found.values()))
     if not cls.name:
         cls.name = cls.__name__.lower()

@@ -97,8 +97,8 @@ def residuals(x_md: Tensor, g_d: Tensor, *, sweep: bool | None = None) -> Residu
     """Decompose every row along and across ``g``.
 
     ``|r|^2 = |x|^2 - <x, g>^2 / <g, g>`` cancels when ``x`` is nearly parallel to ``g``: its relative error is about
-    1e-13 / sin^2. Rows below sin = 0.01 are therefore measured by an explicit sweep. ``sweep`` forces or forbids looking
-    whether there are any (a look waits for the device, and cannot be vectorised).
+    1e-13 / sin^2. Rows below sin = 0.01 are therefore measured by an explicit sweep. ``sweep`` decides without looking
+    whether there are any: a look waits for the device, and cannot be vectorised.
 
     >>> residuals(torch.tensor([[3.0, 4.0], [5.0, 0.0]]), torch.tensor([2.0, 0.0])).r2_m
     tensor([16.,  0.], dtype=torch.float64)

@@ -41,7 +41,7 @@ class ClusterFedVARP(Method):
 
     name: ClassVar[str] = "clusterfedvarp"
     title: ClassVar[str] = "ClusterFedVARP"
-    reference: ClassVar[str] = "Jhunjhunwala et al., FedVARP: Tackling the Variance Due to Partial Client Participation, UAI 2022, arXiv:2207.14130"
+    reference: ClassVar[str] = "Jhunjhunwala et al., FedVARP, UAI 2022, arXiv:2207.14130"
     costs: ClassVar[Costs] = Costs(server_state="C", server_work="2d a client")
 
     clusters: int | tuple[tuple[int, ...], ...] = 10
@@ -72,7 +72,9 @@ class ClusterFedVARP(Method):
         """Return the cluster of every client."""
         if isinstance(self.clusters, int):
             if self.clusters > population:
-                raise BadInputError(f"clusterfedvarp: clusters = {self.clusters} but there are {population} clients: use at most that")
+                raise BadInputError(
+                    f"clusterfedvarp: clusters = {self.clusters} but there are {population} clients: use at most that"
+                )
             dealt = np.arange(population, dtype=np.int64) % self.clusters
             return dealt[chance.rng(0, "clusters").permutation(population)]
         ids = np.array([j for group in self.clusters for j in group], dtype=np.int64)

@@ -26,9 +26,9 @@ class FedCM(Method):
 
     alpha = 1 is FedAvg. In round 1 M = 0, so the local rate is in effect alpha eta_l.
 
-    Departures: with unequal step counts every client's update is divided by its own K_j (public codes take client 0's, or
-    the receiver's). The server rate is tied to eta_l like every method's here; the paper's eta_g = eta_l K is the same
-    step.
+    Departures: with unequal step counts every client's update is divided by its own K_j (public codes take client 0's,
+    or the receiver's). The server rate is tied to eta_l like every method's here; the paper's eta_g = eta_l K is the
+    same step.
 
     Confidence: paper (through summaries) and two public re-implementations; no official code is known.
 

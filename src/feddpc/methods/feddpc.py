@@ -32,9 +32,9 @@ class FedDPC(Method):
     |        | form               | matrix  | matrix, streaming (O(d) memory), client (for secure aggregation)     |
     |        | normalise_by_steps | false   | divide D_j by K_j first, so that large clients do not count for more |
 
-    Guard. |v_j| = |D_j| + lambda |r_j|, also when r_j is nothing but rounding noise: an update parallel to g would become
-    a full-length step in a random direction. ``zero`` lets it count as v_j = 0; ``exclude`` takes it out of the mean;
-    ``soft`` bounds the factor by |D_j| / (|r_j| + tau |D_j|); ``keep`` uses it unprojected, (lambda + 1) D_j.
+    Guard. |v_j| = |D_j| + lambda |r_j|, also when r_j is nothing but rounding noise: an update parallel to g would
+    become a full-length step in a random direction. ``zero`` lets it count as v_j = 0; ``exclude`` takes it out of the
+    mean; ``soft`` bounds the factor by |D_j| / (|r_j| + tau |D_j|); ``keep`` uses it unprojected, (lambda + 1) D_j.
 
     Forms. They give the same numbers. ``streaming`` sees one update at a time (``Stream``). ``client`` sends g to the
     clients, which project and scale for themselves and reveal only v_j, so that the server needs nothing but the sum.
@@ -53,7 +53,9 @@ class FedDPC(Method):
 
     name: ClassVar[str] = "feddpc"
     title: ClassVar[str] = "FedDPC"
-    reference: ClassVar[str] = "Sen, Nag, FedDPC: Handling Data Heterogeneity and Partial Client Participation, 2025, arXiv:2512.20329"
+    reference: ClassVar[str] = (
+        "Sen, Nag, FedDPC: Handling Data Heterogeneity and Partial Client Participation, 2025, arXiv:2512.20329"
+    )
     costs: ClassVar[Costs] = Costs(
         down="1 (client form: 2)",
         server_state="1",

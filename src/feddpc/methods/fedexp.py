@@ -38,7 +38,9 @@ class FedExP(Method):
 
     name: ClassVar[str] = "fedexp"
     title: ClassVar[str] = "FedExP"
-    reference: ClassVar[str] = "Jhunjhunwala et al., FedExP: Speeding Up FedAvg via Extrapolation, ICLR 2023, arXiv:2301.09604"
+    reference: ClassVar[str] = (
+        "Jhunjhunwala et al., FedExP: Speeding Up FedAvg via Extrapolation, ICLR 2023, arXiv:2301.09604"
+    )
     costs: ClassVar[Costs] = Costs(server_work="norms: 2d a client")
 
     eps: float = 1e-3

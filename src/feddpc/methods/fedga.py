@@ -38,8 +38,8 @@ class FedGA(Method):
 
     beta = 0 is FedAvg.
 
-    Departures: the default is the stale variant, because the FedDPC paper charges FedGA no second gradient pass and times
-    it like the others; the authors' own algorithm is ``fresh``.
+    Departures: the default is the stale variant, because the FedDPC paper charges FedGA no second gradient pass and
+    times it like the others; the authors' own algorithm is ``fresh``.
 
     Confidence: fresh, the authors' code; stale, a reconstruction from the FedDPC paper's text and Table 1.
 

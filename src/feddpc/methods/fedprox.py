@@ -34,7 +34,9 @@ class FedProx(Method):
 
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "FedProx"
-    reference: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, arXiv:1812.06127"
+    reference: ClassVar[str] = (
+        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, arXiv:1812.06127"
+    )
     costs: ClassVar[Costs] = Costs(client_work="2d a step")
 
     mu: float = 0.01

@@ -33,11 +33,11 @@ class Flat:
         return torch.cat([parameters[n].detach().reshape(-1) for n in self.names])
 
     def parameters(self, w: Tensor) -> dict[str, Tensor]:
-        """Return views of ``w`` by parameter name. ``split``, because the backward of slices would zero-fill every leaf."""
-        return {n: p.view(s) for n, p, s in zip(self.names, w.split(self.sizes), self.shapes, strict=True)}
+        """Return views of ``w`` by parameter name (``split``: the backward of slices would zero-fill every leaf)."""
+        return {n: p.view(s) for n, p, s in zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)}
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
-        """Return a state_dict (copies, on the CPU) that ``module.load_state_dict`` accepts, frozen parameters included."""
+        """Return a state_dict for ``module.load_state_dict``: copies, on the CPU, frozen parameters included."""
         state = {n: p.detach().cpu().clone() for n, p in self.module.state_dict().items()}
         return state | {n: p.detach().cpu().clone() for n, p in self.parameters(w).items()}
 

@@ -70,7 +70,9 @@ def restore(saved: Saved, progress: Progress) -> None:
         fresh = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
         for key, tensor in fresh.items():
             if saved.tensors[key].shape != tensor.shape:
-                raise RunFolderError(f"the checkpoint's {key} has shape {tuple(saved.tensors[key].shape)}, not {tuple(tensor.shape)}")
+                raise RunFolderError(
+                    f"the checkpoint's {key} has shape {tuple(saved.tensors[key].shape)}, not {tuple(tensor.shape)}"
+                )
         placed = {k: saved.tensors[k].to(v.device, v.dtype) for k, v in fresh.items()}
         _restore_memory(saved, "slots", progress.slots)
         _restore_memory(saved, "clients", progress.clients)

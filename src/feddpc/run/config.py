@@ -86,7 +86,9 @@ class Config:
         found = []
         for key, value in given.items():
             if isinstance(value, dict):
-                found += [f"{key}.{k} = {v!r}, was {own[key].get(k)!r}" for k, v in value.items() if own[key].get(k) != v]
+                found += [
+                    f"{key}.{k} = {v!r}, was {own[key].get(k)!r}" for k, v in value.items() if own[key].get(k) != v
+                ]
             elif value != "auto" and own.get(key) != value:
                 found.append(f"{key} = {value!r}, was {own.get(key)!r}")
         return found

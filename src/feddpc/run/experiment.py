@@ -140,7 +140,7 @@ def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition:
         if config.cohort > len(partition):
             raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients")
     else:
-        changes["partition_options"] = _partition_options(config, len(data.y_train))
+        changes["partition_options"] = partition_options(config, len(data.y_train))
     if module is not None:
         changes |= {"model": type(module).__name__, "model_options": {}}
     else:
@@ -173,7 +173,8 @@ def default_batch_size(samples: int, clients: int) -> int:
     return 256 if average >= 256 else 2 ** max(0, round(np.log2(average / 2)))
 
 
-def _partition_options(config: Config, samples: int) -> dict[str, Any]:
+def partition_options(config: Config, samples: int) -> dict[str, Any]:
+    """Return the options of the configuration's partition, complete."""
     options = partitions.options(config.partition) | config.partition_options
     if "alpha" in options and "alpha" not in config.partition_options:
         options["alpha"] = config.alpha
@@ -187,8 +188,8 @@ def _image(data: Dataset) -> dict[str, int]:
     shape = data.sample_shape
     if data.x_train.dtype != np.uint8 or len(shape) != 3 or shape[0] != shape[1]:
         raise BadInputError(
-            f"{data.name}: samples are {'x'.join(map(str, shape))} {data.x_train.dtype}, but the named models are for square "
-            "images of bytes: give your own module to feddpc.simulate"
+            f"{data.name}: samples are {'x'.join(map(str, shape))} {data.x_train.dtype}, but the named models are for "
+            "square images of bytes: give your own module to feddpc.simulate"
         )
     return {"classes": data.classes, "channels": shape[2], "size": shape[0]}
 

@@ -32,7 +32,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
             write(temporary)
             with temporary.open("rb+") as handle:
                 os.fsync(handle.fileno())
-            os.replace(temporary, path)
+            temporary.replace(path)
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)

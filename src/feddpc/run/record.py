@@ -1,4 +1,4 @@
-"""The run folder: configuration, one line a round, summary, environment, checkpoint. Nothing in it is ever half written."""
+"""The run folder: configuration, one line a round, summary, environment, checkpoint. Nothing is ever half written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class RunFolder:
         """Make a new run folder; a folder that already holds anything is left alone."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             if (path / "config.toml").exists():
-                raise RunFolderError(f"{path} already holds a run: add --resume to continue it, or choose another --out")
+                raise RunFolderError(
+                    f"{path} already holds a run: add --resume to continue it, or choose another --out"
+                )
             raise RunFolderError(f"{path} exists and holds something that is no run: choose another --out")
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,10 @@ class RunFolder:
         with explained(self.path):
             os.fsync(self._lines.fileno())
 
+    def extend(self, config: Config) -> None:
+        """Note a larger number of rounds, the one thing that may change when a run is resumed."""
+        replace_text(self.path / "config.toml", write_toml(config.asdict()))
+
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
         replace_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -119,7 +125,9 @@ class RunFolder:
             return
         except OSError:
             self._lock.close()
-            raise RunFolderError(f"{self.path} is in use by another process: wait for it, or choose another --out") from None
+            raise RunFolderError(
+                f"{self.path} is in use by another process: wait for it, or choose another --out"
+            ) from None
 
 
 def line(record: Record) -> bytes:

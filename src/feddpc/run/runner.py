@@ -44,7 +44,7 @@ class Stop:
             yield
             return
 
-        def wish(number: int, frame: FrameType | None) -> None:
+        def wish(_number: int, _frame: FrameType | None) -> None:
             if self.wanted:
                 raise KeyboardInterrupt
             self.wanted = True
@@ -94,15 +94,12 @@ def execute(
         engine, timings = choose_engine(config.engine, setting, method)
     config = dataclasses.replace(config, engine=engine.name)
     progress = Progress.begin(method, setting.w0, setting.federation.population)
-    folder = None
+    folder: RunFolder | None = None
     records: list[dict[str, Any]] = []
-    if out is not None:
-        resumed = resume and is_run(out)
-        opened = _continue(out, config, progress) if resumed else None
-        folder, records = opened or (
-            RunFolder.create(out, config, environment(engine.name, timings or {}, config.device)),
-            [],
-        )
+    if out is not None and resume and is_run(out):
+        folder, records = _continue(out, config, progress)
+    elif out is not None:
+        folder = RunFolder.create(out, config, environment(engine.name, timings or {}, config.device))
     try:
         status, reason = _rounds(setting, method, engine, progress, config, folder, records, on_round, stop)
         summary = summarise(config, records, status, reason)
@@ -171,7 +168,9 @@ def _continue(out: Path, config: Config, progress: Progress) -> tuple[RunFolder,
     stored = load(out).config
     given = {k: v for k, v in config.asdict().items() if k != "rounds"}
     if different := stored.differences(given):
-        raise RunFolderError(f"{out} was made with another configuration ({'; '.join(different)}): choose another --out")
+        raise RunFolderError(
+            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
+        )
     saved = checkpoint.load(out / "checkpoint")
     size = saved.record_bytes if saved else 0
     folder = RunFolder.reopen(out, size)
@@ -180,7 +179,9 @@ def _continue(out: Path, config: Config, progress: Progress) -> tuple[RunFolder,
             checkpoint.restore(saved, progress)
         records = read_records(out / "rounds.jsonl", size)
         if len(records) != progress.round:
-            raise RunFolderError(f"{out}: {len(records)} rounds are recorded but the checkpoint is of round {progress.round}")
+            raise RunFolderError(
+                f"{out}: {len(records)} rounds are recorded but the checkpoint is of round {progress.round}"
+            )
         if config.rounds != stored.rounds:
             folder.extend(config)
     except BaseException:

@@ -1,0 +1,5 @@
+"""``python -m feddpc``."""
+
+from feddpc.cli import main
+
+main()

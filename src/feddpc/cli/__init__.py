@@ -1,0 +1,56 @@
+"""The command line: `feddpc run | compare | report | methods | partition | data`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from feddpc._version import __version__
+from feddpc.cli import data, explain, train
+from feddpc.errors import FeddpcError
+
+app = typer.Typer(
+    name="feddpc",
+    help="Federated learning when clients' data differ and few clients show up.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("run")(train.run)
+app.command("compare")(train.compare)
+app.command("report")(explain.report)
+app.command("methods")(explain.methods)
+app.command("partition")(explain.partition)
+app.add_typer(data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning when clients' data differ and few clients show up."""
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    try:
+        app()
+    except FeddpcError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away; that is no error, and Python would complain when it flushes
+        sys.exit(0)

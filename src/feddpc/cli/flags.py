@@ -1,0 +1,121 @@
+"""The flags that `run`, `compare` and `partition` share, and how they become a configuration: flag, file, default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from feddpc.run.compare import Wishes
+
+EXPERIMENT = "Experiment"
+TRAINING = "Training"
+OUTPUT = "Output"
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="A known data set (`feddpc data list`), an .npz or a folder. [default: digits]", rich_help_panel=EXPERIMENT
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(help="lenet5, resnet18, cnn or mlp. [default: what suits the data]", rich_help_panel=EXPERIMENT),
+]
+Clients = Annotated[int | None, typer.Option(help="Number of clients. [default: 100]", rich_help_panel=EXPERIMENT)]
+Cohort = Annotated[int | None, typer.Option(help="Clients a round. [default: 10]", rich_help_panel=EXPERIMENT)]
+Alpha = Annotated[
+    float | None, typer.Option(help="Dirichlet parameter: small is uneven. [default: 0.2]", rich_help_panel=EXPERIMENT)
+]
+PartitionName = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        help="dirichlet, dirichlet-equal, shards, quantity or iid. [default: dirichlet]",
+        rich_help_panel=EXPERIMENT,
+    ),
+]
+Participation = Annotated[
+    str | None,
+    typer.Option(help="uniform, bernoulli, cyclic, markov or weighted. [default: uniform]", rich_help_panel=EXPERIMENT),
+]
+Dropout = Annotated[
+    float | None,
+    typer.Option(help="Chance that a sampled client never answers. [default: 0]", rich_help_panel=EXPERIMENT),
+]
+Scaling = Annotated[
+    str | None, typer.Option(help="half, channel, unit or none. [default: half for images]", rich_help_panel=EXPERIMENT)
+]
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds. [default: 100]", rich_help_panel=TRAINING)]
+Lr = Annotated[float | None, typer.Option(help="Local learning rate. [default: 0.1]", rich_help_panel=TRAINING)]
+ServerLr = Annotated[
+    float | None, typer.Option(help="Server learning rate. [default: the local one]", rich_help_panel=TRAINING)
+]
+BatchSize = Annotated[
+    int | None, typer.Option(help="[default: 256, or half a client where data are few]", rich_help_panel=TRAINING)
+]
+Epochs = Annotated[int | None, typer.Option(help="Local epochs a round. [default: 1]", rich_help_panel=TRAINING)]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1. [default: a GPU if there is one]", rich_help_panel=TRAINING)
+]
+Engine = Annotated[str | None, typer.Option(help="auto, loop or stacked. [default: auto]", rich_help_panel=TRAINING)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A hyper-parameter (lam=2, feddpc.lam=2), an option of a part (model.groups=32), or any key.",
+        rich_help_panel=TRAINING,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="A TOML file with the names of these flags; flags win.", rich_help_panel=EXPERIMENT),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for all results. [default: a new one below runs/]", rich_help_panel=OUTPUT)
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what is in --out.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=OUTPUT)]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on standard output.", rich_help_panel=OUTPUT)
+]
+
+
+def wishes(
+    given: dict[str, Any],
+    file: Path | None,
+    sets: Sequence[str] | None,
+    names: Sequence[str],
+    *,
+    extra: Sequence[str] = (),
+) -> Wishes:
+    """Merge file and flags; ``names`` are the methods that will run, ``extra`` the file's keys that are not for us."""
+    from feddpc.run.compare import Wishes
+    from feddpc.run.config import parse_set, read_toml
+
+    merged = Wishes()
+    if file is not None:
+        table = read_toml(file)
+        merged.absorb({k: v for k, v in table.items() if k not in extra}, names)
+    merged.values.update({k: v for k, v in given.items() if v is not None})
+    for text in sets or []:
+        merged.set(*parse_set(text), names)
+    return merged
+
+
+def listed(text: str, flag: str) -> list[str]:
+    """Split a comma-separated flag.
+
+    >>> listed("feddpc, fedavg", "--methods")
+    ['feddpc', 'fedavg']
+    """
+    from feddpc.errors import BadInputError
+
+    items = [item.strip() for item in text.split(",")]
+    if not all(items):
+        raise BadInputError(f"{flag} {text!r}: write names with commas between them")
+    return items

@@ -1,0 +1,224 @@
+"""``feddpc run`` and ``feddpc compare``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddpc.cli import flags
+from feddpc.errors import BadInputError, RunFolderError
+
+#: The seven of the paper's table, FedAvg included.
+PAPER = "feddpc,fedavg,fedprox,fedexp,fedga,fedcm,fedvarp"
+
+
+def run(
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="`feddpc methods` lists them; or FILE.py:CLASS. [default: feddpc]", rich_help_panel=flags.EXPERIMENT
+        ),
+    ] = None,
+    data: flags.Data = None,
+    model: flags.Model = None,
+    clients: flags.Clients = None,
+    cohort: flags.Cohort = None,
+    alpha: flags.Alpha = None,
+    partition: flags.PartitionName = None,
+    participation: flags.Participation = None,
+    dropout: flags.Dropout = None,
+    scaling: flags.Scaling = None,
+    config: flags.ConfigFile = None,
+    rounds: flags.Rounds = None,
+    lr: flags.Lr = None,
+    server_lr: flags.ServerLr = None,
+    batch_size: flags.BatchSize = None,
+    epochs: flags.Epochs = None,
+    seed: Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=flags.TRAINING)] = None,
+    device: flags.Device = None,
+    engine: flags.Engine = None,
+    set_: flags.Set = None,
+    out: flags.Out = None,
+    resume: flags.Resume = False,
+    quiet: flags.Quiet = False,
+    as_json: flags.Json = False,
+) -> None:
+    """Train one model with one method."""
+    given = _given(locals(), "method", "seed")
+    out, stored = _folder(out, resume, "run")
+    from feddpc.run.config import Config, read_toml
+    from feddpc.run.experiment import prepare
+    from feddpc.run.runner import Stop, execute
+
+    name = given.get("method") or (read_toml(config).get("method") if config else None) or (stored or Config()).method
+    wishes = flags.wishes(given, config, set_, [name])
+    wanted = wishes.config(name) if stored is None else _resumed(out, stored, wishes.values, wishes.hyper.get(name, {}))
+    display, stop = _display(quiet, as_json), Stop()
+    setting = prepare(wanted)
+    with stop.on_interrupt(), display:
+        display.begin(wanted)
+        outcome = execute(setting, out=out, resume=resume, on_round=display.round, stop=stop)
+        display.end(outcome.summary)
+    _present([outcome.summary], out, quiet, as_json, single=True)
+    _exit(stop.wanted, [outcome.status])
+
+
+def compare(
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Names with commas between them, or all. [default: {PAPER}]", rich_help_panel=flags.EXPERIMENT
+        ),
+    ] = None,
+    data: flags.Data = None,
+    model: flags.Model = None,
+    clients: flags.Clients = None,
+    cohort: flags.Cohort = None,
+    alpha: flags.Alpha = None,
+    partition: flags.PartitionName = None,
+    participation: flags.Participation = None,
+    dropout: flags.Dropout = None,
+    scaling: flags.Scaling = None,
+    config: flags.ConfigFile = None,
+    rounds: flags.Rounds = None,
+    lr: flags.Lr = None,
+    server_lr: flags.ServerLr = None,
+    batch_size: flags.BatchSize = None,
+    epochs: flags.Epochs = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Numbers with commas between them. [default: 0]", rich_help_panel=flags.TRAINING)
+    ] = None,
+    device: flags.Device = None,
+    engine: flags.Engine = None,
+    set_: flags.Set = None,
+    out: flags.Out = None,
+    resume: flags.Resume = False,
+    quiet: flags.Quiet = False,
+    as_json: flags.Json = False,
+) -> None:
+    """Train with several methods and seeds on the same partition, initial model, participants and batches."""
+    given = _given(locals())
+    out, _ = _folder(out, resume, "compare")
+    from feddpc.run import compare as comparison
+    from feddpc.run.config import read_toml
+    from feddpc.run.runner import Stop
+
+    table = read_toml(config) if config else {}
+    planned = comparison.stored_plan(out) if resume else None
+    names = _names(methods, table.get("methods") or (planned and planned[0]))
+    numbers = _numbers(seeds, table.get("seeds") or (planned and planned[1]))
+    wishes = flags.wishes(given, config, set_, names, extra=["methods", "seeds"])
+    display, stop = _display(quiet, as_json), Stop()
+    with stop.on_interrupt(), display:
+        outcomes = comparison.compare(wishes, names, numbers, out, resume=resume, listener=display, stop=stop)
+    _present([o.summary for o in outcomes], out, quiet, as_json)
+    _exit(stop.wanted, [o.status for o in outcomes])
+
+
+def _given(local: dict[str, Any], *more: str) -> dict[str, Any]:
+    """Return the flags that were set, by the names of the configuration."""
+    names = [
+        "data",
+        "model",
+        "clients",
+        "cohort",
+        "alpha",
+        "partition",
+        "participation",
+        "dropout",
+        "scaling",
+        "rounds",
+        "lr",
+        "server_lr",
+        "batch_size",
+        "epochs",
+        "device",
+        "engine",
+    ]
+    return {name: local[name] for name in (*names, *more) if local[name] is not None}
+
+
+def _folder(out: Path | None, resume: bool, kind: str) -> tuple[Path, Any]:
+    """Return where results go, and the configuration that is there when a run is resumed."""
+    if out is None:
+        if resume:
+            raise BadInputError("--resume needs --out FOLDER, the folder to continue")
+        return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}", None
+    if kind == "run" and resume and out.exists():
+        from feddpc.run.record import load
+
+        return out, load(out).config
+    return out, None
+
+
+def _resumed(out: Path, stored: Any, values: dict[str, Any], hyper: dict[str, Any]) -> Any:
+    """Return the configuration of a run to continue; only the number of rounds may change."""
+    import dataclasses
+
+    asked = {k: v for k, v in values.items() if k != "rounds"} | ({"hyper": hyper} if hyper else {})
+    if different := stored.differences(asked):
+        raise RunFolderError(
+            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
+        )
+    return dataclasses.replace(stored, rounds=values.get("rounds", stored.rounds))
+
+
+def _names(flag: str | None, otherwise: Any) -> list[str]:
+    from feddpc import methods
+
+    if flag == "all":
+        return methods.names()
+    names = flags.listed(flag, "--methods") if flag is not None else otherwise or PAPER.split(",")
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise BadInputError(f"methods = {names!r}: must be a list of names")
+    for name in names:
+        methods.get(name)
+    return names
+
+
+def _numbers(flag: str | None, otherwise: Any) -> list[int]:
+    try:
+        if flag is None:
+            return [int(n) for n in otherwise or [0]]
+        return [int(n) for n in flags.listed(flag, "--seeds")]
+    except (ValueError, TypeError):
+        raise BadInputError(f"seeds = {flag or otherwise!r}: must be whole numbers with commas between them") from None
+
+
+def _display(quiet: bool, as_json: bool) -> Any:
+    from rich.console import Console
+
+    from feddpc.cli.display import Display
+
+    return Display(Console(stderr=as_json), quiet=quiet)
+
+
+def _present(summaries: list[dict[str, Any]], out: Path, quiet: bool, as_json: bool, *, single: bool = False) -> None:
+    """Write table, curves and page, and show them."""
+    from feddpc.report import page, tables
+
+    runs = tables.collect(out)
+    rows = tables.rows(runs)
+    paths = page.write_all(runs, out)
+    if as_json:
+        value: dict[str, Any] = summaries[0] if single else {"runs": summaries, "table": tables.as_dicts(rows)}
+        typer.echo(json.dumps({**value, "folder": str(out)}))
+    elif not quiet:
+        from rich.console import Console
+
+        console = Console(soft_wrap=True)
+        console.print(tables.rich_table(rows))
+        for path in paths:
+            if path.suffix in (".png", ".html"):
+                console.print(f"{'page' if path.suffix == '.html' else 'curves'}: {path}", highlight=False)
+
+
+def _exit(interrupted: bool, statuses: list[str]) -> None:
+    if interrupted:
+        raise typer.Exit(130)
+    if all(status == "diverged" for status in statuses):
+        raise typer.Exit(1)

@@ -1,0 +1,214 @@
+"""The curves of a comparison: one colour a configuration, the mean over its seeds in a band from lowest to highest."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddpc.errors import BadInputError
+from feddpc.report.groups import Group, groups, status
+from feddpc.run.files import replace_file, replace_text
+from feddpc.run.record import StoredRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+
+_RED = "#cc3311"  # FedDPC, as in the paper's figures
+#: Told apart by colour-blind readers, from each other and from the red (after Paul Tol's vibrant and bright schemes).
+_PALETTE = ("#0077bb", "#ee7733", "#009988", "#aa3377", "#33bbee", "#555555", "#bb9900", "#332288")
+_DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+_FORMATS = ("png", "svg", "pdf")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: a key of the records over the rounds."""
+
+    key: str
+    title: str
+    factor: float = 1.0
+    log: bool = False  #: a logarithmic scale, if all values are positive and span more than two decades
+
+
+CURVES = (Panel("test_accuracy", "test accuracy (%)", 100.0), Panel("train_loss", "training loss", log=True))
+GEOMETRY = (
+    Panel("mean_scale", "mean scale of the updates", log=True),
+    Panel("mean_cosine", "mean cosine to the last step"),
+)
+
+
+def curves(runs: Sequence[StoredRun], panels: Sequence[Panel] = CURVES) -> Figure:
+    """Draw test accuracy and training loss over the rounds; the last round of a run that diverged bears a cross.
+
+    Where some seeds have ended or lack a value, the mean of the others goes on as a thin dashed line.
+    """
+    if not runs:
+        raise BadInputError("no runs to draw: give at least one")
+    return _draw(groups(runs), groups(runs), panels)
+
+
+def geometry(runs: Sequence[StoredRun], panels: Sequence[Panel] = GEOMETRY) -> Figure | None:
+    """Draw how FedDPC scaled the updates and how they lay to the last step; None if no run recorded either."""
+    every = groups(runs)
+    keys = {panel.key for panel in panels}
+    some = [g for g in every if any(np.isfinite(_matrix(g.runs, key)).any() for key in keys)]
+    return _draw(every, some, panels) if some else None
+
+
+def styles(every: Sequence[Group]) -> list[tuple[str, Any]]:
+    """Return colour and dashes of each group: the first FedDPC is red, the others go through the palette."""
+    red = next((i for i, group in enumerate(every) if group.method == "feddpc"), None)
+    found: list[tuple[str, Any]] = []
+    for i in range(len(every)):
+        turn, place = divmod(i - (red is not None and i > red), len(_PALETTE))
+        found.append((_RED, "solid") if i == red else (_PALETTE[place], _DASHES[turn % len(_DASHES)]))
+    return found
+
+
+def _draw(every: Sequence[Group], some: Sequence[Group], panels: Sequence[Panel]) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    style = {group.label: s for group, s in zip(every, styles(every), strict=True)}
+    crossed = any(_end(run, panel.key) for g in some for run in g.runs for panel in panels)
+    names = [_short(g.label) for g in some] + ["diverged"] * crossed
+    width = 5.2 * len(panels)
+    columns = max(1, min(len(names), int(72 * width / (34 + 5.4 * max(map(len, names))))))
+    figure = Figure(figsize=(width, 3.3 + 0.22 * math.ceil(len(names) / columns)), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _panel(axes, panel, some, style)
+    handles = [Line2D([], [], color=style[g.label][0], linestyle=style[g.label][1], linewidth=2) for g in some]
+    handles += [Line2D([], [], color="0.3", marker="x", linestyle="none")] * crossed
+    legend = figure.legend(
+        handles, ["label"] * len(names), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_parse_math(False)  # a name may hold dollar signs, and begin with an underscore
+        text.set_text(name)
+    return figure
+
+
+def _panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str, tuple[str, Any]]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    drawn = []
+    for group in some:
+        values = panel.factor * _matrix(group.runs, panel.key)
+        if np.isfinite(values).any():
+            drawn.append(values[np.isfinite(values)])
+            colour, dashes = style[group.label]
+            _curve(axes, values, colour, dashes, on_top=colour == _RED)
+            for x, y in filter(None, (_end(run, panel.key) for run in group.runs)):
+                axes.plot(x, panel.factor * y, "x", color=colour, markersize=7, markeredgewidth=1.8, zorder=5)
+    seen = np.concatenate(drawn) if drawn else np.empty(0)
+    if panel.log and len(seen) and seen.min() > 0 and seen.max() > 100 * seen.min():
+        axes.set_yscale("log")
+    if not drawn:
+        axes.text(0.5, 0.5, "nothing recorded", transform=axes.transAxes, ha="center", va="center", color="0.4")
+        axes.set_yticks([])
+    axes.set_title(panel.title, fontsize=10.5, loc="left")
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.grid(color="0.9", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9)
+
+
+def _curve(axes: Axes, values: Floats, colour: str, dashes: Any, on_top: bool) -> None:
+    """Draw one configuration, ``values`` by seed and round."""
+    there = np.isfinite(values)
+    count = there.sum(0)
+    total = np.where(there, values, 0.0).sum(0)
+    mean = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+    x = np.arange(1, len(mean) + 1)
+    z = 4 if on_top else 3
+    if len(values) > 1:
+        low = np.where(count > 0, np.where(there, values, np.inf).min(0), np.nan)
+        high = np.where(count > 0, np.where(there, values, -np.inf).max(0), np.nan)
+        axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=z - 2)
+    full = np.where(there.all(0), mean, np.nan)
+    if not np.array_equal(full, mean, equal_nan=True):
+        axes.plot(x, mean, color=colour, linestyle=(0, (3, 2)), linewidth=0.9, zorder=z, **_dots(mean))
+    axes.plot(x, full, color=colour, linestyle=dashes, linewidth=2.1 if on_top else 1.6, zorder=z, **_dots(full))
+
+
+def _dots(values: Floats) -> dict[str, Any]:
+    """Mark points without neighbours: no line goes through them, so they would not show."""
+    there = np.pad(np.isfinite(values), 1)
+    alone = there[1:-1] & ~there[:-2] & ~there[2:]
+    return {"marker": "o", "markersize": 4, "markevery": np.flatnonzero(alone).tolist()} if alone.any() else {}
+
+
+def _matrix(runs: Sequence[StoredRun], key: str) -> Floats:
+    """Return a value by seed and round; NaN where there is none."""
+    table = np.full((len(runs), max(len(run.records) for run in runs)), np.nan)
+    for values, run in zip(table, runs, strict=True):
+        values[: len(run.records)] = [number(record.get(key)) for record in run.records]
+    return table
+
+
+def number(value: Any) -> float:
+    """Return ``value`` if it is a finite number, else NaN.
+
+    >>> number(2), number(None), number(float("inf"))
+    (2.0, nan, nan)
+    """
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+
+
+def _end(run: StoredRun, key: str) -> tuple[int, float] | None:
+    """Return the last round with a value, and the value, of a run that diverged."""
+    if status(run) != "diverged":
+        return None
+    points = [(i, number(record.get(key))) for i, record in enumerate(run.records, start=1)]
+    return next((point for point in reversed(points) if math.isfinite(point[1])), None)
+
+
+def _short(label: str, most: int = 58) -> str:
+    """Cut a long label in the middle; differences tend to stand at the ends."""
+    return label if len(label) <= most else f"{label[: most // 2]}…{label[-most // 2 + 1 :]}"
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, SVG or PDF, as the name says, all at once."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in _FORMATS:
+        raise BadInputError(f"figure file {path.name!r}: must end in {', '.join('.' + f for f in _FORMATS)}")
+    if kind == "svg":
+        return replace_text(path, svg(figure) + "\n")
+    undated = {"CreationDate": None} if kind == "pdf" else None
+    return replace_file(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=undated))
+
+
+def svg(figure: Figure, prefix: str = "figure") -> str:
+    """Return a figure as an ``<svg>`` element: the same bytes each time, text as text.
+
+    Every id begins with ``prefix``, so that figures with different ones can stand in one page.
+    """
+    import io
+
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    return re.sub(r"<[^>]*>", lambda tag: _prefixed(tag[0], prefix), text[text.index("<svg") :]).rstrip()
+
+
+def _prefixed(tag: str, prefix: str) -> str:
+    tag = re.sub(r'(\sid=")', rf"\g<1>{prefix}-", tag)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", tag)

@@ -1,0 +1,216 @@
+"""The table of a comparison: one row a configuration, mean and spread over its seeds."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feddpc.errors import RunFolderError
+from feddpc.report.groups import Group, groups, status
+from feddpc.run.files import explained
+from feddpc.run.record import StoredRun, is_run, load, summarise
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Heading of every column but the notes, and what it means.
+HEADINGS = {
+    "configuration": "the method, and what sets it apart from the others here",
+    "seeds": "the seeds that the row is the mean of",
+    "best %": "highest test accuracy of any round, mean over seeds ± sample standard deviation",
+    "at round": "the round of the highest test accuracy, mean over seeds",
+    "last 10 %": "test accuracy over the last ten rounds, mean over seeds ± sample standard deviation",
+    "final %": "test accuracy of the last round, mean over seeds",
+    "s / round": "seconds a round took, mean over rounds and seeds",
+    "rounds": "rounds done",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One configuration over its seeds. Accuracies are shares from 0 to 1; None is what is not known."""
+
+    label: str
+    seeds: list[int]
+    best_accuracy: float | None
+    best_spread: float | None  #: sample standard deviation; None for one seed
+    best_round: int | None  #: mean of the seeds' best rounds
+    last10_accuracy: float | None
+    last10_spread: float | None
+    final_accuracy: float | None
+    seconds_per_round: float | None
+    rounds: list[int]  #: rounds done, a seed
+    notes: list[str]  #: what a reader must know before comparing
+    best: bool = False  #: whether no other row has a higher ``best_accuracy``
+
+
+def collect(folder: Path) -> list[StoredRun]:
+    """Read the run in ``folder``, or all runs below it: sorted, but in the order of a ``compare.json`` where one lies.
+
+    ``compare.json`` holds ``{"runs": ["feddpc-seed0", ...]}``; a run it names that is not there yet is left out.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"there is no folder {folder}: give one that `feddpc run` or `feddpc compare` wrote")
+    found = [load(path) for path in _below(folder)]
+    if not found:
+        raise RunFolderError(f"{folder} holds no run: give a folder that `feddpc run` or `feddpc compare` wrote")
+    return found
+
+
+def _below(folder: Path) -> list[Path]:
+    if is_run(folder):
+        return [folder]
+    rank = {name: i for i, name in enumerate(_order(folder / "compare.json"))}
+    with explained(folder):
+        inside = [p for p in folder.iterdir() if p.is_dir() and (not p.is_symlink() or is_run(p))]
+    inside.sort(key=lambda p: (rank.get(p.name, len(rank)), p.name))
+    return [run for path in inside for run in _below(path)]
+
+
+def _order(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    try:
+        return [str(name) for name in json.loads(path.read_text(encoding="utf-8"))["runs"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = 'it must hold {"runs": [names of run folders]}; mend it or remove it'
+        raise RunFolderError(f"{path} cannot be read ({type(error).__name__}: {error}): {remedy}") from None
+
+
+def rows(runs: Sequence[StoredRun]) -> list[Row]:
+    """Return one row a configuration, in the order in which configurations first appear."""
+    table = [_row(group) for group in groups(runs)]
+    most = max((row.best_accuracy for row in table if row.best_accuracy is not None), default=None)
+    return [dataclasses.replace(row, best=most is not None and row.best_accuracy == most) for row in table]
+
+
+def _row(group: Group) -> Row:
+    ends = [status(run) for run in group.runs]
+    summaries = [_summary(run, end) for run, end in zip(group.runs, ends, strict=True)]
+
+    def known(key: str) -> list[float]:
+        return [s[key] for s in summaries if s[key] is not None]
+
+    best, last10 = known("best_accuracy"), known("last10_accuracy")
+    best_round = _mean(known("best_round"))
+    return Row(
+        label=group.label,
+        seeds=[run.config.seed for run in group.runs],
+        best_accuracy=_mean(best),
+        best_spread=_spread(best),
+        best_round=None if best_round is None else round(best_round),
+        last10_accuracy=_mean(last10),
+        last10_spread=_spread(last10),
+        final_accuracy=_mean(known("final_accuracy")),
+        seconds_per_round=_mean(known("seconds_per_round")),
+        rounds=[len(run.records) for run in group.runs],
+        notes=_notes(group, ends, len(best)),
+    )
+
+
+def _summary(run: StoredRun, end: str) -> dict[str, Any]:
+    # Computed anew even where there is a summary.json: the records are the evidence, and the two cannot disagree here.
+    try:
+        return summarise(run.config, run.records, end, None)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"a round lacks or garbles {error}"
+        raise RunFolderError(f"{run.folder / 'rounds.jsonl'}: {what}; leave this run out or repeat it") from None
+
+
+def _notes(group: Group, ends: Sequence[str], scored: int) -> list[str]:
+    count = len(group.runs)
+    notes = []
+    for end in (e for e in dict.fromkeys(ends) if e != "finished"):
+        these = [run for run, e in zip(group.runs, ends, strict=True) if e == end]
+        where = f" in {len(these)} of {count} seeds" if count > 1 else ""
+        done = _span([len(run.records) for run in these])
+        left = "" if end == "diverged" else f": {done} of {_span([run.config.rounds for run in these])} rounds"
+        notes.append(f"{end}{where}{left}")
+    if scored < count:
+        notes.append("no test accuracy" + (f" in {count - scored} of {count} seeds" if count > 1 else ""))
+    seeds = [run.config.seed for run in group.runs]
+    # Equal seeds are no independent repetitions: the spread would look smaller than it is.
+    notes += [f"seed {seed} counts {seeds.count(seed)} times" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
+    return notes
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def percent(mean: float | None, spread: float | None = None) -> str:
+    """Return a share as percent.
+
+    >>> percent(0.544, 0.0031), percent(0.5), percent(None)
+    ('54.40 ± 0.31', '50.00', '-')
+    """
+    if mean is None:
+        return "-"
+    return f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+
+
+def cells(row: Row) -> list[str]:
+    """Return the row as text, a cell for each of `HEADINGS`."""
+    seconds = row.seconds_per_round
+    return [
+        row.label,
+        ", ".join(map(str, row.seeds)),
+        percent(row.best_accuracy, row.best_spread),
+        "-" if row.best_round is None else str(row.best_round),
+        percent(row.last10_accuracy, row.last10_spread),
+        percent(row.final_accuracy),
+        "-" if seconds is None else f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}",
+        _span(row.rounds),
+    ]
+
+
+def rich_table(rows: Sequence[Row]) -> Table:
+    """Return the table for a terminal: the highest accuracy is bold, and notes have a column only if there are any."""
+    from rich.table import Table
+    from rich.text import Text
+
+    noted = any(row.notes for row in rows)
+    table = Table()
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "configuration" else "right")
+    if noted:
+        table.add_column("notes")
+    for row in rows:
+        texts = [Text(cell) for cell in cells(row)]  # as Text, a label in [brackets] is no markup
+        if row.best:
+            texts[0].stylize("bold")
+            texts[2].stylize("bold")
+        table.add_row(*texts, *([Text("; ".join(row.notes))] if noted else []))
+    return table
+
+
+def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows for JSON."""
+    return [dataclasses.asdict(row) for row in rows]
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Return the rows for a spreadsheet: full precision, lists separated by blanks, notes by semicolons."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([field.name for field in dataclasses.fields(Row)])
+    for row in as_dicts(rows):
+        flat = row | {key: " ".join(map(str, row[key])) for key in ("seeds", "rounds")}
+        writer.writerow([*(flat | {"notes": "; ".join(row["notes"]), "best": str(row["best"]).lower()}).values()])
+    return text.getvalue()

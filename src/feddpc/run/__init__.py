@@ -1,0 +1,1 @@
+"""Runs: configuration, what it builds, records, checkpoints, comparison."""

@@ -1,0 +1,200 @@
+"""Several methods over several seeds, on the same partitions, initial models, participants and batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from feddpc import methods
+from feddpc.errors import BadInputError, RunFolderError, unknown
+from feddpc.run.config import PARTS, Config
+from feddpc.run.experiment import Setting, choose_engine, make_method, prepare
+from feddpc.run.files import replace_text
+from feddpc.run.record import is_run, load
+from feddpc.run.runner import Outcome, Stop, execute
+
+INDEX = "compare.json"
+
+
+class Listener(Protocol):
+    """Somebody who wants to see a comparison progress."""
+
+    def begin(self, config: Config) -> None:
+        """A run starts or goes on."""
+
+    def round(self, record: dict[str, Any]) -> None:
+        """A round is finished."""
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """A run has ended."""
+
+
+@dataclass
+class Wishes:
+    """What flags and files ask for: configuration values, and hyper-parameters that belong to one method only."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def set(self, key: str, value: Any, names: Sequence[str]) -> None:
+        """Apply one ``--set``: a hyper-parameter, METHOD.KEY, PART.KEY, or any other key of the configuration."""
+        part, dot, rest = key.partition(".")
+        having = [n for n in names if key in hyper_names(n)]
+        if dot and part in names:
+            if rest not in hyper_names(part):
+                raise unknown(f"hyper-parameter of {part}", rest, hyper_names(part))
+            self.hyper.setdefault(part, {})[rest] = value
+        elif dot and part in PARTS:
+            self.values.setdefault(PARTS[part], {})[rest] = value
+        elif having:
+            for name in having:
+                self.hyper.setdefault(name, {})[key] = value
+        elif key in Config.__dataclass_fields__:
+            self.values[key] = value
+        else:
+            known = (
+                {k for n in names for k in hyper_names(n)}
+                | set(Config.__dataclass_fields__)
+                | {f"{p}.*" for p in PARTS}
+            )
+            raise unknown("key", key, known)
+
+    def absorb(self, table: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Take in the contents of a TOML file; ``[hyper]`` may hold ``[hyper.METHOD]`` tables."""
+        for key, value in table.items():
+            if key == "hyper" and isinstance(value, dict):
+                for name, inner in value.items():
+                    self._absorb_hyper(name, inner, names)
+            else:
+                self.values[key] = dict(value) if isinstance(value, dict) else value
+
+    def config(self, method: str, seed: int | None = None) -> Config:
+        """Return the configuration of one method and seed."""
+        values = {**self.values, "method": method, "hyper": self.hyper.get(method, {})}
+        return Config.read(values if seed is None else {**values, "seed": seed})
+
+    def _absorb_hyper(self, key: str, value: Any, names: Sequence[str]) -> None:
+        if isinstance(value, dict):
+            methods.get(key)  # a table for a method that does not run is fine, for one that does not exist it is not
+            for inner, v in value.items() if key in names else ():
+                self.set(f"{key}.{inner}", v, names)
+        elif any(key in hyper_names(n) for n in names):
+            self.set(key, value, names)
+        else:
+            raise unknown("hyper-parameter", key, {k for n in names for k in hyper_names(n)})
+
+
+def hyper_names(method: str) -> list[str]:
+    """Return the names of a method's hyper-parameters."""
+    return [f.name for f in dataclasses.fields(methods.get(method))]
+
+
+def run_name(method: str, seed: int) -> str:
+    """Return the folder name of a run inside a comparison.
+
+    >>> run_name("feddpc", 0)
+    'feddpc-seed0'
+    """
+    return f"{methods.get(method).name}-seed{seed}"
+
+
+def compare(
+    wishes: Wishes,
+    names: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    stop: Stop | None = None,
+) -> list[Outcome]:
+    """Run every method with every seed, one after the other, into sub-folders of ``out``.
+
+    A run that diverges is kept as it is and the others go on; a wish to stop ends the comparison after the round.
+    """
+    stop = stop or Stop()
+    if not names or not seeds:
+        raise BadInputError("a comparison needs at least one method and one seed")
+    for what, values in (("methods", names), ("seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise BadInputError(f"{what} = {', '.join(map(str, values))}: one of them is there twice")
+    configs = [make_method(wishes.config(name, seed))[1] for seed in seeds for name in names]
+    _claim(out, names, seeds, resume)
+    outcomes: list[Outcome] = []
+    setting: Setting | None = None
+    engine_name: str | None = None
+    for config in configs:
+        folder = out / run_name(config.method, config.seed)
+        if resume and is_run(folder):
+            stored = load(folder).config
+            _refuse_changes(folder, stored, wishes.config(config.method, config.seed), wishes)
+            config = dataclasses.replace(stored, rounds=wishes.values.get("rounds", stored.rounds))
+            engine_name = engine_name or stored.engine
+        if setting is None or setting.config.seed != config.seed:
+            setting = prepare(dataclasses.replace(config, hyper={}))
+        setting = dataclasses.replace(setting, config=_filled(setting.config, config))
+        method, _ = make_method(config)
+        engine, timings = choose_engine(engine_name or config.engine, setting, method)
+        engine_name = engine.name  # one engine for all, so that seconds a round can be compared
+        if listener:
+            listener.begin(config)
+        outcome = execute(
+            setting,
+            method=method,
+            engine=engine,
+            timings=timings,
+            out=folder,
+            resume=resume,
+            on_round=listener.round if listener else None,
+            stop=stop,
+        )
+        if listener:
+            listener.end(outcome.summary)
+        outcomes.append(outcome)
+        if stop.wanted:
+            break
+    return outcomes
+
+
+def _filled(shared: Config, wanted: Config) -> Config:
+    """Return the complete shared configuration with what belongs to one method."""
+    return dataclasses.replace(shared, method=wanted.method, hyper=wanted.hyper, rounds=wanted.rounds)
+
+
+def _refuse_changes(folder: Path, stored: Config, asked: Config, wishes: Wishes) -> None:
+    given = {k: v for k, v in wishes.values.items() if k not in ("rounds", "hyper")}
+    given |= {"hyper": asked.hyper, "seed": asked.seed}
+    if different := stored.differences(given):
+        raise RunFolderError(
+            f"{folder} was made with another configuration ({'; '.join(different)}): choose another --out"
+        )
+
+
+def _claim(out: Path, names: Sequence[str], seeds: Sequence[int], resume: bool) -> None:
+    """Make the folder of a comparison, or check that the one there may be continued."""
+    index = out / INDEX
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not index.exists():
+            raise RunFolderError(f"{out} exists and holds something that is no comparison: choose another --out")
+        if not resume:
+            raise RunFolderError(
+                f"{out} already holds a comparison: add --resume to continue it, or choose another --out"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    runs = [run_name(name, seed) for seed in seeds for name in names]
+    replace_text(index, json.dumps({"methods": list(names), "seeds": list(seeds), "runs": runs}, indent=1) + "\n")
+
+
+def stored_plan(out: Path) -> tuple[list[str], list[int]] | None:
+    """Return methods and seeds of the comparison in ``out``, or None if there is none."""
+    try:
+        plan = json.loads((out / INDEX).read_text(encoding="utf-8"))
+        return [str(n) for n in plan["methods"]], [int(s) for s in plan["seeds"]]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{out / INDEX} cannot be read: {error}") from None

@@ -1,0 +1,166 @@
+"""The golden table of methods.md 7.2: 50-digit values of every method on problem Q4, in both engines."""
+
+import numpy as np
+import pytest
+from support import Q4
+
+from feddpc import methods
+from feddpc.engine.loop import Loop
+from feddpc.engine.stacked import Stacked
+from feddpc.quadratic import trajectory
+
+FEDAVG = (0.181422, -0.151166, 0.35360575), (0.211582280136, -0.098019997608, 0.214563407397)
+DPC1 = (
+    (-0.0433814707344936, 0.0285827877950411, -0.321766774837805),
+    (0.590997533419198, 0.988589352230133, -0.4706947497248),
+)
+
+GOLDEN = [
+    ("fedavg", {}, *FEDAVG),
+    ("fedprox", {"mu": 0.0}, *FEDAVG),
+    ("fedcm", {"alpha": 1.0}, *FEDAVG),
+    ("fedga", {"beta": 0.0, "variant": "fresh"}, *FEDAVG),
+    ("fedga", {"beta": 0.0, "variant": "stale"}, *FEDAVG),
+    ("feddpc", {"scaling": False, "projection": False}, *FEDAVG),
+    (
+        "fedprox",
+        {"mu": 0.5},
+        (0.19786434375, -0.16092571875, 0.376753453125),
+        (0.211578979010584, -0.0957999236881699, 0.222129867075647),
+    ),
+    (
+        "fedexp",
+        {"eps": 0.001},
+        (-1.12921162227174, -0.230747362428968, 0.649894383894039),
+        (-0.224318735028115, -0.124487803775526, 0.293185374132587),
+    ),
+    (
+        "fedexp",
+        {"eps": 0.001, "eps_times_m": True},
+        (-1.11038488644128, -0.227257566063042, 0.641476903375322),
+        (-0.218057188611732, -0.123327139381775, 0.290951745172062),
+    ),
+    (
+        "fedga",
+        {"beta": 0.1, "variant": "fresh"},
+        (0.12036437875, -0.19744487375, 0.275278830625),
+        (0.155951543238164, -0.159930302736444, 0.169230451019948),
+    ),
+    (
+        "fedga",
+        {"beta": 0.1, "variant": "stale"},
+        (0.181422, -0.151166, 0.35360575),
+        (0.217663206401583, -0.173236122951778, 0.150418589858222),
+    ),
+    (
+        "fedcm",
+        {"alpha": 0.1},
+        (0.443510356737, -0.417271543901, 0.78560215047325),
+        (0.272709203655135, -0.259859691724867, 0.386997350533476),
+    ),
+    ("fedvarp", {}, (0.154297, 0.011459, 0.02935575), (0.1797791565735, -0.006537137858, 0.209949430772)),
+    (
+        "clusterfedvarp",
+        {"clusters": ((0, 1), (2, 3))},
+        (0.154297, 0.011459, 0.02935575),
+        (0.202560830636, -0.043932874108, 0.128521724397),
+    ),
+    ("feddpc", {"lam": 1.0}, *DPC1),
+    ("feddpc", {"lam": 1.0, "form": "streaming"}, *DPC1),
+    ("feddpc", {"lam": 1.0, "form": "client"}, *DPC1),
+    (
+        "feddpc",
+        {"lam": 0.0},
+        (0.184510681568785, -0.189027433193395, 0.366193134739771),
+        (0.419738958406619, 0.277040895584693, -0.402143461321045),
+    ),
+    (
+        "feddpc",
+        {"lam": -0.5},
+        (0.284771409385191, -0.317430596686273, 0.701488684608548),
+        (0.380014186771849, -0.00310774369986316, 0.0887412408221974),
+    ),
+    (
+        "feddpc",
+        {"scaling": False},
+        (0.18353804508937, -0.16385251917636, 0.378900777473848),
+        (0.30822526400369, 0.142301444498992, -0.301253800539557),
+    ),
+]
+
+
+@pytest.mark.parametrize("engine", [Loop(), Stacked(), Stacked(narrow=False)], ids=["loop", "stacked", "masked"])
+@pytest.mark.parametrize(("name", "hyper", "w2", "w4"), GOLDEN, ids=[f"{n} {h}" for n, h, *_ in GOLDEN])
+def test_golden_table(name, hyper, w2, w4, engine):
+    path = trajectory(methods.create(name, **hyper), **Q4, engine=engine)
+    assert path.shape == (5, 3)
+    assert path.dtype == np.float64
+    np.testing.assert_allclose(path[2], w2, atol=1e-10, rtol=0)
+    np.testing.assert_allclose(path[4], w4, atol=1e-10, rtol=0)
+
+
+FIRST_AVG, FIRST_DPC = (0.44575, -0.17475, 0.3515), (0.3915, 0.1505, -0.297)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "w1"),
+    [
+        ("fedavg", {}, FIRST_AVG),
+        ("fedga", {"variant": "stale"}, FIRST_AVG),
+        ("fedvarp", {}, FIRST_AVG),
+        ("clusterfedvarp", {"clusters": 2}, FIRST_AVG),
+        ("feddpc", {"lam": 0.0}, FIRST_AVG),
+        ("feddpc", {"scaling": False}, FIRST_AVG),
+        ("feddpc", {"lam": 1.0}, FIRST_DPC),
+    ],
+)
+def test_first_round(name, hyper, w1):
+    np.testing.assert_allclose(trajectory(methods.create(name, **hyper), **Q4)[1], w1, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "limit", "tolerance"),
+    [
+        ("fedavg", {}, (0.0924719, 0.0924719, 0.0159868), 1e-7),
+        ("fedcm", {"alpha": 0.1}, (0.00864, 0.00864, -0.11205), 1e-5),
+        ("fedga", {"variant": "fresh", "beta": 0.1}, (0.0231, 0.0231, -0.0824), 1e-4),
+        ("fedprox", {"mu": 0.5}, (0.0938, 0.0938, 0.0179), 1e-4),
+    ],
+)
+def test_limits_with_full_participation(name, hyper, limit, tolerance):
+    path = trajectory(methods.create(name, **hyper), **{**Q4, "schedule": [[0, 1, 2, 3]] * 400})
+    np.testing.assert_allclose(path[-1], limit, atol=tolerance, rtol=0)
+
+
+def test_the_scales_of_feddpc():
+    """methods.md 7.2: s_j in order of the schedule, read back through the mean scale of each round."""
+    from feddpc.engine.rounds import advance
+
+    expected = {
+        1.0: [2, 2, 2.0122178422594, 2.4560363260394, 2.0893896361942, 2.1862147774303, 2.0955337663624, 4.5719198572087],
+        0.0: [1, 1, 1.1081031378433, 1.2588013828059, 1.0356281018821, 1.4804482252453, 1.2584375324316, 1.6087029333941],
+    }
+    for lam, scales in expected.items():
+        federation, progress, method = _q4(methods.create("feddpc", lam=lam))
+        means = [advance(federation, method, Loop(), progress).notes["mean_scale"] for _ in range(4)]
+        np.testing.assert_allclose(means, np.reshape(scales, (4, 2)).mean(1), atol=1e-12)
+
+
+def _q4(method):
+    import torch
+
+    from feddpc.data.batches import Planner
+    from feddpc.data.partition import Partition
+    from feddpc.engine import sampler
+    from feddpc.engine.rounds import Federation, Progress
+    from feddpc.quadratic import Quadratic
+
+    a, c = (torch.tensor(Q4[k], dtype=torch.float64) for k in ("curvature", "centre"))
+    federation = Federation(
+        task=Quadratic(a, c),
+        planner=Planner(Partition.from_lists([[j] for j in range(4)]), batch_size=1, epochs=3, seed=0),
+        sampler=sampler.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
+        client_lr=0.1,
+        server_lr=0.1,
+    )
+    return federation, Progress.begin(method, torch.tensor(Q4["w0"], dtype=torch.float64), 4), method

@@ -1,0 +1,85 @@
+"""Small federations and problems that many tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from feddpc import methods
+from feddpc.data import Dataset
+from feddpc.data.partition import Partition
+from feddpc.engine.base import Engine
+from feddpc.engine.rounds import Progress, Record, advance
+from feddpc.methods.base import Method
+from feddpc.run.config import Config
+from feddpc.run.experiment import Setting, prepare
+
+# methods.md 7.2, problem Q4
+Q4 = {
+    "curvature": [[1, 2, 4], [2, 1, 1], [3, 1, 2], [1, 3, 1]],
+    "centre": [[1, 0, -1], [0, 1, 2], [-1, 2, 0], [2, -1, 1]],
+    "w0": [0.5, -0.5, 1.0],
+    "schedule": [[0, 1], [2, 3], [0, 2], [1, 3]],
+    "client_lr": 0.1,
+    "server_lr": 0.1,
+    "steps": 3,
+}
+
+#: One instance of every registered method and of each variant that takes another way through the code.
+VARIANTS: dict[str, Method] = {name: methods.create(name) for name in methods.names()} | {
+    "feddpc streaming": methods.create("feddpc", form="streaming"),
+    "feddpc client": methods.create("feddpc", form="client"),
+    "feddpc no scaling": methods.create("feddpc", scaling=False),
+    "feddpc neither": methods.create("feddpc", scaling=False, projection=False),
+    "feddpc by steps": methods.create("feddpc", normalise_by_steps=True),
+    "feddpc client by steps": methods.create("feddpc", normalise_by_steps=True, form="client"),
+    "fedexp code": methods.create("fedexp", eps_times_m=True),
+    "fedga fresh": methods.create("fedga", variant="fresh"),
+}
+
+
+def blobs(n: int = 90, classes: int = 3, size: int = 6, seed: int = 0) -> Dataset:
+    """Grey images whose mean brightness in one corner tells the class."""
+    rng = np.random.default_rng(seed)
+
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.integers(classes, size=count)
+        x = rng.integers(0, 80, size=(count, size, size, 1))
+        for i, label in enumerate(y):
+            x[i, label : label + 3, label : label + 3] += 150
+        return x.astype(np.uint8), y
+
+    return Dataset.from_arrays(*draw(n), *draw(n // 2), classes=classes, name="blobs")
+
+
+def uneven(n: int, sizes: tuple[int, ...] = (3, 17, 1, 9, 30, 5, 11, 14)) -> Partition:
+    """Clients of very unequal sizes."""
+    order = np.random.default_rng(1).permutation(n)[: sum(sizes)]
+    return Partition.from_sizes(order, np.array(sizes))
+
+
+def tiny_net(seed: int = 0, d_in: int = 36, classes: int = 3) -> nn.Module:
+    """A network with a convolution, a GroupNorm and a linear layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, classes)
+        )
+
+
+def small_setting(**values: Any) -> Setting:
+    """A federation of eight uneven clients, four a round, in float64."""
+    data = blobs()
+    config = Config.read(
+        {"cohort": 4, "clients": 8, "batch_size": 4, "epochs": 2, "precision": "float64", "rounds": 6, "lr": 0.05, **values}
+    )
+    return prepare(config, data=data, module=tiny_net(), partition=uneven(90))
+
+
+def run_rounds(setting: Setting, method: Method, engine: Engine, rounds: int) -> tuple[Progress, list[Record]]:
+    """Run some rounds and return where they led."""
+    progress = Progress.begin(method, setting.w0, setting.federation.population)
+    return progress, [advance(setting.federation, method, engine, progress) for _ in range(rounds)]
