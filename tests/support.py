@@ -30,6 +30,7 @@ Q4 = {
 
 #: One instance of every registered method and of each variant that takes another way through the code.
 VARIANTS: dict[str, Method] = {name: methods.create(name) for name in methods.names()} | {
+    "clusterfedvarp": methods.create("clusterfedvarp", clusters=3),
     "feddpc streaming": methods.create("feddpc", form="streaming"),
     "feddpc client": methods.create("feddpc", form="client"),
     "feddpc no scaling": methods.create("feddpc", scaling=False),

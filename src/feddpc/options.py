@@ -112,6 +112,8 @@ def fit(what: str, value: Any, hint: Any) -> Any:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise BadInputError(f"{what} = {value!r}: must be a finite number")
             return float(value)
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
             return tuple(tuple(v) if isinstance(v, list | tuple) else v for v in value)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import Residuals, project_out, residual_sum, residuals, safe_ratio
+from feddpc.methods.algebra import Residuals, project_out, residual_sum, residuals, safe_ratio, weighted_sum
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 
 
@@ -87,27 +87,30 @@ class FedDPC(Method):
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """Alg. 1, lines 18 to 23. The rule is homogeneous in D, so it runs on u and is divided by eta_l once."""
         u_md, g = up["delta"], server["delta"]
-        weights = cohort.weights / cohort.steps if self.normalise_by_steps else cohort.weights
         if self.form == "client":
-            delta, notes = self._clean(cohort.mean(u_md), g), {"guarded": up["guarded"].sum()}
+            delta, notes = self._mean_of_sent(up, g, cohort.weights), {"guarded": up["guarded"].sum()}
         elif self.form == "streaming":
             stream = Stream(self, g)
             for u_d, weight, steps in zip(u_md, cohort.weights, cohort.steps, strict=True):
                 stream.add(u_d / steps if self.normalise_by_steps else u_d, weight)
             delta, notes = stream.result()
         else:
-            delta, notes = self.direction(u_md, g, weights)
+            shrink_m = 1 / cohort.steps if self.normalise_by_steps else None
+            delta, notes = self.direction(u_md, g, cohort.weights, shrink_m)
         delta = delta / cohort.client_lr
         return Step(w - cohort.server_lr * delta, server={"delta": delta}, notes=notes)
 
-    def direction(self, D_md: Tensor, g: Tensor, weights: Tensor) -> tuple[Tensor, State]:
-        """Return Delta_t for a stack of updates, and the round's diagnostics."""
+    def direction(
+        self, D_md: Tensor, g: Tensor, weights: Tensor, shrink_m: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return Delta_t for a stack of updates, each multiplied by ``shrink_m``, and the round's diagnostics."""
         look = residuals(D_md, g)
         p_m, s_m, guarded_m = self.scales(look)
         if self.guard == "exclude":
             weights = torch.where(guarded_m, 0.0, weights)
             weights = safe_ratio(weights, weights.sum())
-        delta = self._clean(residual_sum(weights * s_m, p_m, D_md, g), g)
+        c_m = weights * s_m if shrink_m is None else weights * s_m * shrink_m
+        delta = self._clean(residual_sum(c_m, p_m, D_md, g), g)
         return delta, {"mean_scale": s_m.mean(), "mean_cosine": look.cosine_m.mean(), "guarded": guarded_m.sum()}
 
     def scales(self, look: Residuals) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,6 +141,14 @@ class FedDPC(Method):
         v = s_1.to(D.dtype) * (D - p_1.to(D.dtype) * g)
         v = v / here.steps if self.normalise_by_steps else v
         return {"delta": v, "guarded": guarded_1[0].to(D.dtype)}, {}
+
+    def _mean_of_sent(self, up: State, g: Tensor, weights: Tensor) -> Tensor:
+        """Client form: the server needs the sums of v_j and of the guard's flags, nothing else."""
+        total = weighted_sum(weights, up["delta"])
+        if self.guard == "exclude":
+            counted = 1 - weights @ up["guarded"].to(weights.dtype)
+            total = total * safe_ratio(torch.ones_like(counted), counted).to(total.dtype)
+        return self._clean(total, g)
 
     def _clean(self, delta: Tensor, g: Tensor) -> Tensor:
         """Orthogonalise once more: twice is enough."""

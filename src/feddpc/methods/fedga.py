@@ -18,7 +18,7 @@ from feddpc.task import Rows, Task
 class FedGA(Method):
     """FedAvg from displaced starts, so that descent also lowers the variance of the clients' gradients.
 
-    variant = "fresh" (the authors'): two exchanges a round
+    variant = "fresh" (the authors'): two exchanges a round. Server and client:
 
         g_j  = grad F_j(w_{t-1}) on all data of client j, sent before training
         gbar = mean_S g_j over this round's participants

@@ -133,16 +133,19 @@ def _curve(axes: Axes, values: Floats, colour: str, dashes: Any, on_top: bool) -
     count = there.sum(0)
     total = np.where(there, values, 0.0).sum(0)
     mean = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+    low = np.where(there, values, np.inf).min(0)
+    high = np.where(there, values, -np.inf).max(0)
     x = np.arange(1, len(mean) + 1)
     z = 4 if on_top else 3
-    if len(values) > 1:
-        low = np.where(count > 0, np.where(there, values, np.inf).min(0), np.nan)
-        high = np.where(count > 0, np.where(there, values, -np.inf).max(0), np.nan)
-        axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=z - 2)
-    full = np.where(there.all(0), mean, np.nan)
-    if not np.array_equal(full, mean, equal_nan=True):
-        axes.plot(x, mean, color=colour, linestyle=(0, (3, 2)), linewidth=0.9, zorder=z, **_dots(mean))
-    axes.plot(x, full, color=colour, linestyle=dashes, linewidth=2.1 if on_top else 1.6, zorder=z, **_dots(full))
+    full = count == len(values)
+    # Apart, lest a seed that drops out draw a jump that no seed made.
+    for shown, dash, width in ((full, dashes, 2.1 if on_top else 1.6), ((count > 0) & ~full, (0, (3, 2)), 0.9)):
+        if not shown.any():
+            continue
+        if len(values) > 1:
+            axes.fill_between(x, low, high, where=shown.tolist(), color=colour, alpha=0.16, linewidth=0, zorder=z - 2)
+        line = np.where(shown, mean, np.nan)
+        axes.plot(x, line, color=colour, linestyle=dash, linewidth=width, zorder=z, **_dots(line))
 
 
 def _dots(values: Floats) -> dict[str, Any]:

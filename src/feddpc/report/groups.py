@@ -16,7 +16,7 @@ _HOW = ("engine", "device")
 
 @dataclass(frozen=True)
 class Group:
-    """One configuration, run with one or more seeds; ``label`` is the method and whatever sets it apart from the others."""
+    """One configuration, run with one or more seeds; ``label`` is the method and what sets it apart from the others."""
 
     label: str
     runs: list[StoredRun]
@@ -100,8 +100,6 @@ def _labels(runs: Sequence[StoredRun], aside: Sequence[str]) -> list[str]:
     for run, other in zip(runs, others, strict=True):
         hyper = run.config.hyper
         own = differing([r.config.hyper for r in runs if r.config.method == run.config.method])
-        words = [f"{k}={show(hyper[k])}" for k in own if k in hyper] + [
-            f"{k}={show(other[k])}" for k in apart if k in other
-        ]
-        labels.append(" ".join([show(run.config.method), *words]))
+        words = [f"{k}={show(table[k])}" for table, keys in ((hyper, own), (other, apart)) for k in keys if k in table]
+        labels.append(show(" ".join([run.config.method, *words])))
     return labels

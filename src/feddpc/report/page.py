@@ -50,7 +50,7 @@ def render(runs: Sequence[StoredRun], *, title: str | None = None) -> str:
     # The browser runs the script with this hash and no other, so nothing in a run folder can become a program.
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_part("page.html")).substitute(
-        title=escape(title if title is not None else _title(every)),
+        title=escape(show(title or _title(every))),
         lead=escape(_lead(every)),
         style=_part("page.css"),
         script=script,
@@ -154,11 +154,13 @@ def _partition(runs: Sequence[StoredRun]) -> str:
                 with explained(path):
                     data = path.read_bytes()
             if data.startswith(_PNG):
-                source = base64.b64encode(data).decode()
+                source = "data:image/png;base64," + base64.b64encode(data).decode()
                 return f"""<section aria-labelledby="partition">
 <h2 id="partition">Who holds what</h2>
-<figure><div class="paper"><img alt="samples by client and class" src="data:image/png;base64,{source}"></div>
-<figcaption>Samples by client and class in {escape(show(whose))}: a column is a client, darker is more.</figcaption></figure>
+<figure>
+<div class="paper picture" tabindex="0"><img alt="samples by client and class" src="{source}"></div>
+<figcaption>Samples by client and class in {escape(show(whose))}: a column is a client, darker is more.</figcaption>
+</figure>
 </section>"""
     return ""
 
@@ -166,8 +168,9 @@ def _partition(runs: Sequence[StoredRun]) -> str:
 def _results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
     noted = any(row.notes for row in table)
     heads = "".join(
-        f'<th scope="col"{_KIND.get(name, "")}><button type="button" title="{escape(meaning)}">{escape(name)}</button></th>'
-        for name, meaning in [*tables.HEADINGS.items(), *([("notes", "how runs ended")] if noted else [])]
+        f'<th scope="col"{kind}><button type="button" title="{escape(meaning)}">{escape(name)}</button></th>'
+        for kind, items in (("", tables.HEADINGS), (" class=text", {"notes": "how runs ended"} if noted else {}))
+        for name, meaning in items.items()
     )
     lines = []
     for row, (colour, _) in zip(table, figures.styles(every), strict=True):
@@ -184,9 +187,6 @@ def _results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
     return _boxed(heads, lines, "results sortable", "Results")
 
 
-_KIND = {"notes": ' class="text"'}
-
-
 def _boxed(heads: str, lines: Iterable[str], kind: str, name: str) -> str:
     """Return a table in a box that scrolls by itself, also by keyboard."""
     return (
@@ -199,7 +199,7 @@ def _configuration(every: Sequence[Group]) -> str:
     runs = [run for group in every for run in group.runs]
     same = _definitions(_common([settings(run) for run in runs]))
     apart = differing([settings(group.runs[0]) for group in every])
-    heads = ["configuration", "hyper-parameters", *apart]
+    heads = ["method", "hyper-parameters", *apart]
     lines = []
     for group in every:
         own = settings(group.runs[0])
@@ -221,7 +221,7 @@ def _runs(every: Sequence[Group]) -> str:
             machine = _environment(run)
             values = [show(run.folder.name), group.label, str(run.config.seed), done, ended]
             lines.append(_line([*values, *(show(machine[k]) if k in machine else "" for k in apart)]))
-    return _boxed(_heads(["run", "configuration", "seed", "rounds", "ended", *apart]), lines, "plain", "Runs")
+    return _boxed(_heads(["run", "method", "seed", "rounds", "ended", *apart]), lines, "plain", "Runs")
 
 
 def _heads(names: Iterable[str]) -> str:
@@ -251,8 +251,8 @@ def _common(maps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _definitions(values: Mapping[str, Any]) -> str:
     texts = {show(k): show(v) for k, v in values.items()}
-    items = (
-        f"<div{' class=long' * (len(k + v) > 28)}><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>"
-        for k, v in texts.items()
-    )
-    return f"<dl>{''.join(items)}</dl>" if texts else ""
+    boxes = []
+    for name, text in texts.items():
+        kind = " class=long" if len(name + text) > 28 else ""
+        boxes.append(f"<div{kind}><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>")
+    return f"<dl>{''.join(boxes)}</dl>" if boxes else ""

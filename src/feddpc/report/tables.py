@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 #: Heading of every column but the notes, and what it means.
 HEADINGS = {
-    "configuration": "the method, and what sets it apart from the others here",
+    "method": "the method, and what sets it apart from the others here",
     "seeds": "the seeds that the row is the mean of",
     "best %": "highest test accuracy of any round, mean over seeds ± sample standard deviation",
-    "at round": "the round of the highest test accuracy, mean over seeds",
+    "round": "the round of the highest test accuracy, mean over seeds",
     "last 10 %": "test accuracy over the last ten rounds, mean over seeds ± sample standard deviation",
     "final %": "test accuracy of the last round, mean over seeds",
-    "s / round": "seconds a round took, mean over rounds and seeds",
+    "s/round": "seconds a round took, mean over rounds and seeds",
     "rounds": "rounds done",
 }
 
@@ -149,9 +149,9 @@ def _spread(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def _span(values: Sequence[int]) -> str:
+def _span(values: Sequence[int], to: str = " to ") -> str:
     low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} to {high}"
+    return str(low) if low == high else f"{low}{to}{high}"
 
 
 def percent(mean: float | None, spread: float | None = None) -> str:
@@ -170,27 +170,36 @@ def cells(row: Row) -> list[str]:
     seconds = row.seconds_per_round
     return [
         row.label,
-        ", ".join(map(str, row.seeds)),
+        _seeds(row.seeds),
         percent(row.best_accuracy, row.best_spread),
         "-" if row.best_round is None else str(row.best_round),
         percent(row.last10_accuracy, row.last10_spread),
         percent(row.final_accuracy),
         "-" if seconds is None else f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}",
-        _span(row.rounds),
+        _span(row.rounds, "-"),
     ]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Write three or more consecutive seeds as first-last."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"{seeds[0]}-{seeds[-1]}"
+    return ", ".join(map(str, seeds))
 
 
 def rich_table(rows: Sequence[Row]) -> Table:
     """Return the table for a terminal: the highest accuracy is bold, and notes have a column only if there are any."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     noted = any(row.notes for row in rows)
-    table = Table()
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "configuration" else "right")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold")
+    for heading in list(HEADINGS)[1:]:
+        table.add_column(heading, justify="right")
     if noted:
-        table.add_column("notes")
+        table.add_column("notes", overflow="fold")
     for row in rows:
         texts = [Text(cell) for cell in cells(row)]  # as Text, a label in [brackets] is no markup
         if row.best:

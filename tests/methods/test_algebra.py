@@ -1,0 +1,74 @@
+"""Row algebra against exact and float64 references, at sizes where float32 accumulation fails."""
+
+import numpy as np
+import pytest
+import torch
+
+from feddpc.methods import algebra
+
+
+@pytest.mark.parametrize("d", [1, 7, algebra.BLOCK - 1, algebra.BLOCK, algebra.BLOCK + 1, 3 * algebra.BLOCK + 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_blocks_cover_everything_once(d, dtype):
+    gen = torch.Generator().manual_seed(d)
+    x, g = torch.randn(3, d, generator=gen, dtype=dtype), torch.randn(d, generator=gen, dtype=dtype)
+    X, G = x.double(), g.double()
+    torch.testing.assert_close(algebra.row_dots(x, g), X @ G, rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(algebra.row_squares(x), (X * X).sum(1), rtol=1e-12, atol=0)
+    look = algebra.residuals(x, g)
+    p = X @ G / (G @ G)
+    torch.testing.assert_close(look.p_m, p, rtol=1e-11, atol=1e-14)
+    torch.testing.assert_close(look.r2_m, ((X - p[:, None] * G) ** 2).sum(1), rtol=1e-9, atol=1e-25)
+    c = torch.tensor([0.2, -1.0, 3.0], dtype=torch.float64)
+    got = algebra.residual_sum(c, p, x, g)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(got.double(), c @ (X - p[:, None] * G), rtol=0, atol=tolerance)
+
+
+def test_a_million_float32_terms_keep_their_digits():
+    """Ones and a small tail: a float32 sum would lose the tail altogether."""
+    x = torch.full((1, 1_000_001), 1e-4)
+    x[0, 0] = 1e4
+    exact = 1e8 + 1_000_000 * float(np.float32(1e-4)) ** 2
+    assert float(algebra.row_squares(x)[0]) == pytest.approx(exact, rel=1e-15)
+
+
+@pytest.mark.parametrize("sin", [1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
+def test_residual_norm_of_nearly_parallel_vectors(sin):
+    """The closed form alone would be off by 1e-13 / sin^2; the sweep keeps the length good at every angle."""
+    d = 200_000
+    gen = torch.Generator().manual_seed(0)
+    g = torch.randn(d, generator=gen, dtype=torch.float64)
+    g /= g.norm()
+    e = algebra.project_out(torch.randn(d, generator=gen, dtype=torch.float64), g)
+    e = algebra.project_out(e / e.norm(), g)
+    x = float(np.sqrt(1 - sin**2)) * g + sin * e
+    for sweep in (None, True):
+        got = float(algebra.residuals(x[None], g, sweep=sweep).r2_m.sqrt())
+        assert got == pytest.approx(sin, rel=1e-8)
+
+
+def test_the_sweep_only_replaces_narrow_rows():
+    x = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    g = x[0] + 1e-9 * x[1]
+    a, b = algebra.residuals(x, g, sweep=True), algebra.residuals(x, g)
+    assert torch.equal(a.r2_m, b.r2_m)
+    assert float(a.r2_m[0]) < 1e-15
+
+
+def test_zero_vectors():
+    x, zero = torch.ones(2, 3), torch.zeros(3)
+    look = algebra.residuals(x, zero)
+    assert look.p_m.tolist() == [0, 0]
+    assert look.r2_m.tolist() == [3, 3]
+    assert look.cosine_m.tolist() == [0, 0]
+    assert algebra.project_out(x[0], zero).tolist() == [1, 1, 1]
+    assert algebra.residuals(torch.zeros(1, 3), x[0]).cosine_m.tolist() == [0]
+
+
+def test_extreme_scales_do_not_overflow():
+    for scale in (1e-30, 1e30):
+        x = torch.tensor([[3.0, 4.0]]) * scale
+        look = algebra.residuals(x, torch.tensor([scale, 0.0]))
+        assert float(look.r2_m.sqrt()) == pytest.approx(4 * scale, rel=1e-6)
+        assert float(look.cosine_m) == pytest.approx(0.6, rel=1e-6)

@@ -1,0 +1,140 @@
+"""One battery for every registered method: what an engine, a checkpoint and a comparison rely on."""
+
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from support import VARIANTS, run_rounds, small_setting
+
+from feddpc import methods
+from feddpc.engine.loop import Loop
+from feddpc.engine.memory import Memory
+from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.stacked import Stacked
+from feddpc.run.config import write_toml
+
+ALL = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+@ALL
+@pytest.mark.parametrize("engine", [Stacked(), Stacked(narrow=False)], ids=["narrow", "masked"])
+@pytest.mark.parametrize("how", [{}, {"weighting": "samples", "dropout": 0.3, "augment": True, "lr_decay": 0.9}], ids=["plain", "all"])
+def test_engines_agree(method, engine, how):
+    """float64, 1e-10: partial participation, client sizes from 1 to 30, 2 to 16 local steps, partial last batches."""
+    setting = small_setting(**how)
+    a, left = run_rounds(setting, method, Loop(), 6)
+    b, right = run_rounds(setting, method, engine, 6)
+    torch.testing.assert_close(b.w, a.w, rtol=0, atol=1e-10)
+    assert float((a.w - setting.w0).norm()) > 1e-3
+    for one, other in zip(left, right, strict=True):
+        assert (one.participants, one.dropped, one.rejected) == (other.participants, other.dropped, other.rejected)
+        assert one.train_loss == pytest.approx(other.train_loss, abs=1e-10, nan_ok=True)
+        assert one.notes == pytest.approx(other.notes, abs=1e-8)
+    for mine, theirs in ((a.slots, b.slots), (a.clients, b.clients)):
+        (ids, table), (other_ids, other_table) = mine.export(), theirs.export()
+        assert ids.tolist() == other_ids.tolist()
+        for key, value in table.items():
+            torch.testing.assert_close(other_table[key], value, rtol=0, atol=1e-10)
+
+
+@ALL
+@pytest.mark.parametrize("engine", [Loop(), Stacked()], ids=["loop", "stacked"])
+def test_two_runs_are_bit_identical(method, engine):
+    setting = small_setting(precision="float32")
+    a, b = (run_rounds(setting, method, engine, 4)[0].w for _ in range(2))
+    assert torch.equal(a, b)
+    assert a.dtype == torch.float32
+
+
+@ALL
+def test_nothing_handed_to_a_hook_is_changed(method):
+    setting = small_setting()
+    w0 = setting.w0.clone()
+    progress, _ = run_rounds(setting, method, Loop(), 2)
+    before = {k: v.clone() for k, v in progress.server.items()}, progress.w.clone()
+    server, w = progress.server, progress.w
+    advance(setting.federation, method, Loop(), progress)
+    assert torch.equal(setting.w0, w0)
+    assert torch.equal(w, before[1])
+    assert all(torch.equal(server[k], v) for k, v in before[0].items())
+
+
+@ALL
+def test_state_keeps_its_shape(method):
+    """A checkpoint restores into a fresh state, so the state after any round must look like the first."""
+    setting = small_setting()
+    first = Progress.begin(method, setting.w0, setting.federation.population)
+    later, _ = run_rounds(setting, method, Loop(), 3)
+    assert later.server.keys() == first.server.keys()
+    for key, value in first.server.items():
+        assert (later.server[key].shape, later.server[key].dtype) == (value.shape, value.dtype)
+    idle = method.idle(later.server)
+    assert {k: v.shape for k, v in idle.items()} == {k: v.shape for k, v in first.server.items()}
+
+
+@ALL
+def test_a_moved_state_goes_on_alike(method):
+    """Exported and restored after three rounds, the next three are bit-identical."""
+    setting = small_setting()
+    whole, _ = run_rounds(setting, method, Loop(), 6)
+    half, _ = run_rounds(setting, method, Loop(), 3)
+    fresh = Progress.begin(method, setting.w0, setting.federation.population)
+    fresh.w, fresh.server, fresh.round = half.w, half.server, half.round
+    fresh.slots.restore(*half.slots.export())
+    fresh.clients.restore(*half.clients.export())
+    for _ in range(3):
+        advance(setting.federation, method, Loop(), fresh)
+    assert torch.equal(fresh.w, whole.w)
+
+
+@ALL
+def test_memories_exist_only_for_clients_that_came(method):
+    setting = small_setting(cohort=1)
+    progress, records = run_rounds(setting, method, Loop(), 2)
+    seen = {c for r in records for c in r.participants}
+    for memory in (progress.slots, progress.clients):
+        assert isinstance(memory, Memory)
+        assert len(memory) == (len(seen) if memory else 0)
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_what_a_method_says_about_itself(name):
+    cls = methods.get(name)
+    text = cls.describe()
+    assert cls.name == name
+    assert cls.title
+    assert cls.reference
+    for word in ("Server", "Departures", "Confidence", ">>>"):
+        assert word in text, f"{name}: the docstring lacks {word}"
+    method = methods.create(name)
+    for key in method.hyper():
+        assert f"| {key} " in text, f"{name}: the docstring does not list {key}"
+    stored = tomllib.loads(write_toml({"hyper": method.hyper()})).get("hyper", {})
+    assert methods.create(name, **stored) == method
+
+
+def test_the_learning_rates_are_used():
+    """A guard against a method that ignores eta_g or eta_l."""
+    for name, method in VARIANTS.items():
+        ends = []
+        for rates in ({"lr": 0.05, "server_lr": 0.05}, {"lr": 0.05, "server_lr": 0.02}, {"lr": 0.02, "server_lr": 0.02}):
+            ends.append(run_rounds(small_setting(**rates), method, Loop(), 1)[0].w)
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            assert not np.allclose(ends[i], ends[j], atol=1e-7), name
+
+
+def test_register_refuses_a_taken_name():
+    from feddpc.errors import BadInputError
+
+    class Other(methods.Method):
+        name = "fedavg"
+
+    with pytest.raises(BadInputError, match="taken by FedAvg"):
+        methods.register(Other)
+
+    class Nameless(methods.Method):
+        pass
+
+    with pytest.raises(BadInputError, match="has no name"):
+        methods.register(Nameless)
