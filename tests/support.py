@@ -67,7 +67,12 @@ def tiny_net(seed: int = 0, d_in: int = 36, classes: int = 3) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, classes)
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(36, classes),
         )
 
 
@@ -75,7 +80,16 @@ def small_setting(**values: Any) -> Setting:
     """A federation of eight uneven clients, four a round, in float64."""
     data = blobs()
     config = Config.read(
-        {"cohort": 4, "clients": 8, "batch_size": 4, "epochs": 2, "precision": "float64", "rounds": 6, "lr": 0.05, **values}
+        {
+            "cohort": 4,
+            "clients": 8,
+            "batch_size": 4,
+            "epochs": 2,
+            "precision": "float64",
+            "rounds": 6,
+            "lr": 0.05,
+            **values,
+        }
     )
     return prepare(config, data=data, module=tiny_net(), partition=uneven(90))
 

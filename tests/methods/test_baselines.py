@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Q4
 
 from feddpc import methods
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort
 from feddpc.quadratic import trajectory
+from support import Q4
 
 F64 = torch.float64
 FULL = {**Q4, "schedule": [[0, 1, 2, 3]] * 12}

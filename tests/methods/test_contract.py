@@ -5,7 +5,6 @@ import tomllib
 import numpy as np
 import pytest
 import torch
-from support import VARIANTS, run_rounds, small_setting
 
 from feddpc import methods
 from feddpc.engine.loop import Loop
@@ -13,13 +12,16 @@ from feddpc.engine.memory import Memory
 from feddpc.engine.rounds import Progress, advance
 from feddpc.engine.stacked import Stacked
 from feddpc.run.config import write_toml
+from support import VARIANTS, run_rounds, small_setting
 
 ALL = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 
 
 @ALL
 @pytest.mark.parametrize("engine", [Stacked(), Stacked(narrow=False)], ids=["narrow", "masked"])
-@pytest.mark.parametrize("how", [{}, {"weighting": "samples", "dropout": 0.3, "augment": True, "lr_decay": 0.9}], ids=["plain", "all"])
+@pytest.mark.parametrize(
+    "how", [{}, {"weighting": "samples", "dropout": 0.3, "augment": True, "lr_decay": 0.9}], ids=["plain", "all"]
+)
 def test_engines_agree(method, engine, how):
     """float64, 1e-10: partial participation, client sizes from 1 to 30, 2 to 16 local steps, partial last batches."""
     setting = small_setting(**how)
@@ -118,7 +120,11 @@ def test_the_learning_rates_are_used():
     """A guard against a method that ignores eta_g or eta_l."""
     for name, method in VARIANTS.items():
         ends = []
-        for rates in ({"lr": 0.05, "server_lr": 0.05}, {"lr": 0.05, "server_lr": 0.02}, {"lr": 0.02, "server_lr": 0.02}):
+        for rates in (
+            {"lr": 0.05, "server_lr": 0.05},
+            {"lr": 0.05, "server_lr": 0.02},
+            {"lr": 0.02, "server_lr": 0.02},
+        ):
             ends.append(run_rounds(small_setting(**rates), method, Loop(), 1)[0].w)
         for i, j in ((0, 1), (0, 2), (1, 2)):
             assert not np.allclose(ends[i], ends[j], atol=1e-7), name

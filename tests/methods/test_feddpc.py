@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Q4
 
 from feddpc import methods
 from feddpc.errors import BadInputError
@@ -16,6 +15,7 @@ from feddpc.methods.algebra import project_out, residuals
 from feddpc.methods.base import Cohort, Local
 from feddpc.methods.feddpc import FedDPC, Stream
 from feddpc.quadratic import trajectory
+from support import Q4
 
 F64 = torch.float64
 
@@ -281,7 +281,7 @@ def test_hand_trajectory(lam, path):
     ],
 )
 def test_guards(guard, expected):
-    """A parallel update counts as nothing, is left out, is bounded, or is used as it is; (lambda + 1) D for the last."""
+    """A parallel update counts as nothing, is left out, is bounded, or is used as it is: (lambda + 1) D."""
     D = HAND[[0, 1, 3]]
     got, notes = FedDPC(guard=guard).direction(D, AXIS, uniform(3))
     torch.testing.assert_close(got, torch.tensor(expected, dtype=F64), atol=1e-5, rtol=0)

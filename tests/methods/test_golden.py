@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from support import Q4
 
 from feddpc import methods
 from feddpc.engine.loop import Loop
 from feddpc.engine.stacked import Stacked
 from feddpc.quadratic import trajectory
+from support import Q4
 
 FEDAVG = (0.181422, -0.151166, 0.35360575), (0.211582280136, -0.098019997608, 0.214563407397)
 DPC1 = (
@@ -137,8 +137,26 @@ def test_the_scales_of_feddpc():
     from feddpc.engine.rounds import advance
 
     expected = {
-        1.0: [2, 2, 2.0122178422594, 2.4560363260394, 2.0893896361942, 2.1862147774303, 2.0955337663624, 4.5719198572087],
-        0.0: [1, 1, 1.1081031378433, 1.2588013828059, 1.0356281018821, 1.4804482252453, 1.2584375324316, 1.6087029333941],
+        1.0: [
+            2,
+            2,
+            2.0122178422594,
+            2.4560363260394,
+            2.0893896361942,
+            2.1862147774303,
+            2.0955337663624,
+            4.5719198572087,
+        ],
+        0.0: [
+            1,
+            1,
+            1.1081031378433,
+            1.2588013828059,
+            1.0356281018821,
+            1.4804482252453,
+            1.2584375324316,
+            1.6087029333941,
+        ],
     }
     for lam, scales in expected.items():
         federation, progress, method = _q4(methods.create("feddpc", lam=lam))

@@ -30,16 +30,20 @@ def methods(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "what it does", "down", "up", "client state", "server state", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "down", "up", "client", "server"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("what it does")
     for cls in classes:
         costs = cls.costs
-        table.add_row(
-            cls.name, cls.describe().splitlines()[0], costs.down, costs.up, costs.client_state, costs.server_state
-        )
+        first, *_ = cls.describe().splitlines()
+        table.add_row(cls.name, costs.down, costs.up, costs.client_state, costs.server_state, first)
     console = Console()
     console.print(table)
     console.print(
-        "\nCosts: multiples of d, the number of parameters, a participant and round. `feddpc methods NAME` tells more."
+        "\nIn multiples of d, the number of parameters: what a participant receives and sends each round, and what client "
+        "and server remember (N clients, C clusters). `feddpc methods NAME` tells more.",
+        highlight=False,
     )
 
 

@@ -78,6 +78,12 @@ ConfigFile = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="Folder for all results. [default: a new one below runs/]", rich_help_panel=OUTPUT)
 ]
+CheckpointSeconds = Annotated[
+    float,
+    typer.Option(
+        min=0.0, help="At most this long between checkpoints; 0 makes one every round.", rich_help_panel=OUTPUT
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what is in --out.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=OUTPUT)]
 Json = Annotated[

@@ -44,6 +44,7 @@ def run(
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
+    checkpoint_seconds: flags.CheckpointSeconds = 5.0,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
@@ -61,7 +62,14 @@ def run(
     setting = prepare(wanted)
     with stop.on_interrupt(), display:
         display.begin(wanted)
-        outcome = execute(setting, out=out, resume=resume, on_round=display.round, stop=stop)
+        outcome = execute(
+            setting,
+            out=out,
+            resume=resume,
+            on_round=display.round,
+            stop=stop,
+            checkpoint_seconds=checkpoint_seconds,
+        )
         display.end(outcome.summary)
     _present([outcome.summary], out, quiet, as_json, single=True)
     _exit(stop.wanted, [outcome.status])
@@ -97,6 +105,7 @@ def compare(
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
+    checkpoint_seconds: flags.CheckpointSeconds = 5.0,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
@@ -114,7 +123,16 @@ def compare(
     wishes = flags.wishes(given, config, set_, names, extra=["methods", "seeds"])
     display, stop = _display(quiet, as_json), Stop()
     with stop.on_interrupt(), display:
-        outcomes = comparison.compare(wishes, names, numbers, out, resume=resume, listener=display, stop=stop)
+        outcomes = comparison.compare(
+            wishes,
+            names,
+            numbers,
+            out,
+            resume=resume,
+            listener=display,
+            stop=stop,
+            checkpoint_seconds=checkpoint_seconds,
+        )
     _present([o.summary for o in outcomes], out, quiet, as_json)
     _exit(stop.wanted, [o.status for o in outcomes])
 

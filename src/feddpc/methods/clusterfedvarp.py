@@ -17,7 +17,9 @@ from feddpc.methods.base import Cohort, Costs, Method, State, Step
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterFedVARP(Method):
-    """FedVARP whose server remembers C vectors instead of N: y_c for cluster c of r_c clients.
+    """FedVARP with one memory a cluster of clients.
+
+    The server remembers C vectors instead of N: y_c for cluster c of r_c clients.
 
     Client j:  plain local SGD, sends u_j = eta_l D_j
     Server:    v   = sum_c (r_c / N) y_c + mean_S (D_j - y_{c(j)})

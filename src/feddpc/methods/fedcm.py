@@ -14,7 +14,9 @@ from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 
 @dataclass(frozen=True, kw_only=True)
 class FedCM(Method):
-    """Client-level momentum: M is the mean gradient direction of the last round.
+    """Mix the last global direction into every local step.
+
+    Client-level momentum; M is the mean gradient direction of the last round:
 
     Client j:  y <- y - eta_l [ alpha grad F_j(y; batch) + (1 - alpha) M_{t-1} ]
     Server:    w_t = w_{t-1} - eta_g mean_S D_j

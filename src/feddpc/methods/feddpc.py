@@ -14,7 +14,9 @@ from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 
 @dataclass(frozen=True, kw_only=True)
 class FedDPC(Method):
-    """Directed projection and adaptive scaling on the server (Algorithm 1). Write g = Delta_{t-1}, Delta_0 = 0.
+    """Project updates off the last global update, rescale what is left, average.
+
+    Algorithm 1 of the paper, with g = Delta_{t-1} and Delta_0 = 0:
 
     Client j:  plain local SGD, sends u_j = w_{t-1} - w_j = eta_l D_j
     Server:    r_j     = D_j - (<D_j, g> / <g, g>) g              residual, orthogonal to g; D_j itself when g = 0
@@ -36,7 +38,7 @@ class FedDPC(Method):
     become a full-length step in a random direction. ``zero`` lets it count as v_j = 0; ``exclude`` takes it out of the
     mean; ``soft`` bounds the factor by |D_j| / (|r_j| + tau |D_j|); ``keep`` uses it unprojected, (lambda + 1) D_j.
 
-    Forms. They give the same numbers. ``streaming`` sees one update at a time (``Stream``). ``client`` sends g to the
+    Forms. Costs are given for matrix and streaming / client. They give the same numbers. ``streaming`` sees one update at a time (``Stream``). ``client`` sends g to the
     clients, which project and scale for themselves and reveal only v_j, so that the server needs nothing but the sum.
 
     Departures: the guard, which the paper lacks; one clean-up projection of the mean, which removes rounding only.
@@ -57,10 +59,10 @@ class FedDPC(Method):
         "Sen, Nag, FedDPC: Handling Data Heterogeneity and Partial Client Participation, 2025, arXiv:2512.20329"
     )
     costs: ClassVar[Costs] = Costs(
-        down="1 (client form: 2)",
+        down="1 / 2",
         server_state="1",
-        client_work="one vector operation (client form: 8d once)",
-        server_work="6d a client (client form: -)",
+        client_work="one vector operation / 8d once",
+        server_work="6d a client / -",
     )
 
     lam: float = 1.0

@@ -13,7 +13,9 @@ from feddpc.methods.base import Cohort, Costs, Method, State, Step
 
 @dataclass(frozen=True, kw_only=True)
 class FedExP(Method):
-    """FedAvg with an extrapolated server step, in parameter units u_j = w_{t-1} - w_j.
+    """Extrapolate the server step when updates disagree.
+
+    In parameter units u_j = w_{t-1} - w_j:
 
     Client j:  plain local SGD, sends u_j
     Server:    ubar = mean_S u_j

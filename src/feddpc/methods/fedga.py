@@ -16,7 +16,9 @@ from feddpc.task import Rows, Task
 
 @dataclass(frozen=True, kw_only=True)
 class FedGA(Method):
-    """FedAvg from displaced starts, so that descent also lowers the variance of the clients' gradients.
+    """Start clients along their own excess gradient.
+
+    Descent from such displaced starts also lowers the variance of the clients' gradients.
 
     variant = "fresh" (the authors'): two exchanges a round. Server and client:
 
@@ -36,7 +38,7 @@ class FedGA(Method):
     | beta   | beta    | 0.1     | beta >= 0     |
     |        | variant | stale   | fresh, stale  |
 
-    beta = 0 is FedAvg.
+    beta = 0 is FedAvg. Costs are given for stale / fresh.
 
     Departures: the default is the stale variant, because the FedDPC paper charges FedGA no second gradient pass and
     times it like the others; the authors' own algorithm is ``fresh``.
@@ -52,10 +54,10 @@ class FedGA(Method):
     reference: ClassVar[str] = "Dandi, Barba, Jaggi, Implicit Gradient Alignment, AAAI 2022, arXiv:2106.13897"
     costs: ClassVar[Costs] = Costs(
         down="2",
-        up="2 fresh / 1 stale",
-        client_state="0 fresh / 1 stale",
-        server_state="0 fresh / 1 stale",
-        client_work="a full gradient pass fresh / 2d stale",
+        up="1 / 2",
+        client_state="1 / 0",
+        server_state="1 / 0",
+        client_work="2d / a full gradient pass",
         server_work="mean gradient",
     )
 

@@ -12,7 +12,9 @@ from feddpc.methods.base import Costs, Local, Method
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Method):
-    """FedAvg whose clients minimise F_j(y) + mu/2 |y - w_{t-1}|^2.
+    """Pull local training back to the global model.
+
+    Clients minimise F_j(y) + mu/2 |y - w_{t-1}|^2:
 
     Client j:  y <- y - eta_l [ grad F_j(y; batch) + mu (y - w_{t-1}) ]
     Server:    as FedAvg

@@ -14,7 +14,9 @@ from feddpc.methods.base import Cohort, Costs, Method, State, Step
 
 @dataclass(frozen=True, kw_only=True)
 class FedVARP(Method):
-    """SAGA over clients: y_j is client j's last update, ybar their mean over the whole population.
+    """Let remembered updates stand in for absent clients.
+
+    SAGA over clients: y_j is client j's last update, ybar their mean over the whole population.
 
     Client j:  plain local SGD, sends u_j = eta_l D_j
     Server:    v    = ybar + mean_S (D_j - y_j)

@@ -61,7 +61,8 @@ def render(runs: Sequence[StoredRun], *, title: str | None = None) -> str:
         partition=_partition(runs),
         configuration=_configuration(every),
         runs=_runs(every),
-        environment=_definitions(_common([_environment(run) for run in runs])) or "<p>Nothing recorded.</p>",
+        environment=_definitions(_common([_environment(run) for run in runs]))
+        or "<p>Nothing recorded that all runs share.</p>",
         version=escape(__version__),
         data=_embedded(numbers(runs)),
     )
@@ -205,7 +206,7 @@ def _configuration(every: Sequence[Group]) -> str:
         own = settings(group.runs[0])
         words = ", ".join(f"{show(k)} = {show(v)}" for k, v in group.hyper.items()) or "none"
         lines.append(_line([group.label, words, *(show(own[k]) if k in own else "" for k in apart)]))
-    table = _boxed(_heads(heads), lines, "plain", "Hyper-parameters")
+    table = _boxed(_heads(heads), lines, "wraps", "Hyper-parameters")
     return f"<h3>The same in all runs</h3>{same}<h3>What differed</h3>{table}"
 
 

@@ -15,9 +15,10 @@ from feddpc.run.config import PARTS, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method, prepare
 from feddpc.run.files import replace_text
 from feddpc.run.record import is_run, load
-from feddpc.run.runner import Outcome, Stop, execute
+from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
 
 INDEX = "compare.json"
+_KEYS = {k for k in Config.__dataclass_fields__ if k not in ("hyper", *PARTS.values())}
 
 
 class Listener(Protocol):
@@ -53,14 +54,10 @@ class Wishes:
         elif having:
             for name in having:
                 self.hyper.setdefault(name, {})[key] = value
-        elif key in Config.__dataclass_fields__:
+        elif key in _KEYS:
             self.values[key] = value
         else:
-            known = (
-                {k for n in names for k in hyper_names(n)}
-                | set(Config.__dataclass_fields__)
-                | {f"{p}.*" for p in PARTS}
-            )
+            known = {k for n in names for k in hyper_names(n)} | _KEYS | {f"{p}.*" for p in PARTS}
             raise unknown("key", key, known)
 
     def absorb(self, table: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -111,6 +108,7 @@ def compare(
     resume: bool = False,
     listener: Listener | None = None,
     stop: Stop | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> list[Outcome]:
     """Run every method with every seed, one after the other, into sub-folders of ``out``.
 
@@ -151,6 +149,7 @@ def compare(
             resume=resume,
             on_round=listener.round if listener else None,
             stop=stop,
+            checkpoint_seconds=checkpoint_seconds,
         )
         if listener:
             listener.end(outcome.summary)

@@ -27,7 +27,7 @@ from feddpc.run.record import RunFolder, environment, is_run, line, load, read_r
 
 OnRound = Callable[[dict[str, Any]], None]
 
-#: Seconds between checkpoints; a slow one (a large memory of clients) makes the next wait twenty times its own time.
+#: Seconds between checkpoints, unless asked otherwise.
 CHECKPOINT_SECONDS = 5.0
 
 
@@ -80,10 +80,12 @@ def execute(
     resume: bool = False,
     on_round: OnRound | None = None,
     stop: Stop | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Outcome:
     """Run ``setting.config`` to its last round and return what came out.
 
-    With ``out`` everything is recorded in that folder as it happens; with ``resume`` a run that is there is continued.
+    With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
+    with ``resume`` a run that is there is continued.
     """
     stop = stop or Stop()
     if method is None:
@@ -100,8 +102,17 @@ def execute(
         folder, records = _continue(out, config, progress)
     elif out is not None:
         folder = RunFolder.create(out, config, environment(engine.name, timings or {}, config.device))
+    keeper = _Keeper(folder, progress, checkpoint_seconds)
     try:
-        status, reason = _rounds(setting, method, engine, progress, config, folder, records, on_round, stop)
+        ended = _ended(out, records, config) if records else None
+        while ended is None:
+            record = advance(setting.federation, method, engine, progress)
+            records.append(json.loads(line(record)))
+            ended = _why(record, config, stop)
+            keeper.keep(record, last=ended is not None)
+            if on_round is not None:
+                on_round(records[-1])
+        status, reason = ended
         summary = summarise(config, records, status, reason)
         if folder is not None:
             checkpoint.save_model(folder.path / "model.safetensors", setting.flat.state_dict(progress.w))
@@ -112,31 +123,26 @@ def execute(
     return Outcome(config, status, reason, records, summary, progress.w, out)
 
 
-def _rounds(
-    setting: Setting,
-    method: Method,
-    engine: Engine,
-    progress: Progress,
-    config: Config,
-    folder: RunFolder | None,
-    records: list[dict[str, Any]],
-    on_round: OnRound | None,
-    stop: Stop,
-) -> tuple[str, str | None]:
-    """Run until the last round, divergence or a wish to stop; return how it ended."""
-    due = time.monotonic() + CHECKPOINT_SECONDS
-    ended = _ended(records, config)
-    while ended is None:
-        record = advance(setting.federation, method, engine, progress)
-        records.append(json.loads(line(record)))
-        if folder is not None:
-            folder.append(record)
-        if on_round is not None:
-            on_round(records[-1])
-        ended = _why(record, config, stop)
-        if folder is not None and (ended is not None or time.monotonic() >= due):
-            due = _save(folder, progress)
-    return ended
+class _Keeper:
+    """Writes every round down, and a checkpoint now and then; without a folder it does nothing."""
+
+    def __init__(self, folder: RunFolder | None, progress: Progress, seconds: float) -> None:
+        self.folder, self.progress, self.seconds = folder, progress, seconds
+        self.due = time.monotonic() + seconds
+
+    def keep(self, record: Record, *, last: bool) -> None:
+        """Record a round."""
+        if self.folder is None:
+            return
+        self.folder.append(record)
+        began = time.monotonic()
+        if not last and began < self.due:
+            return
+        self.folder.sync()  # the records must be on the disk before a checkpoint says so
+        checkpoint.save(self.folder.checkpoint, self.progress, self.folder.record_bytes)
+        # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
+        took = time.monotonic() - began
+        self.due = time.monotonic() + max(self.seconds, 20 * took if self.seconds else 0.0)
 
 
 def _why(record: Record, config: Config, stop: Stop) -> tuple[str, str | None] | None:
@@ -149,18 +155,12 @@ def _why(record: Record, config: Config, stop: Stop) -> tuple[str, str | None] |
     return None
 
 
-def _ended(records: list[dict[str, Any]], config: Config) -> tuple[str, str | None] | None:
-    """Say how a resumed run had already ended, or return None."""
+def _ended(out: Path | None, records: list[dict[str, Any]], config: Config) -> tuple[str, str | None] | None:
+    """Say how a resumed run had already ended, or return None if it has not."""
+    summary = load(out).summary if out is not None else None
+    if summary is not None and summary["status"] == "diverged" and summary["rounds"] == len(records):
+        return "diverged", summary["reason"]
     return ("finished", None) if len(records) >= config.rounds else None
-
-
-def _save(folder: RunFolder, progress: Progress) -> float:
-    """Write a checkpoint and return when the next one is due."""
-    began = time.monotonic()
-    folder.sync()  # the records must be on the disk before a checkpoint says so
-    checkpoint.save(folder.checkpoint, progress, folder.record_bytes)
-    ended = time.monotonic()
-    return ended + max(CHECKPOINT_SECONDS, 20 * (ended - began))
 
 
 def _continue(out: Path, config: Config, progress: Progress) -> tuple[RunFolder, list[dict[str, Any]]]:
@@ -181,6 +181,10 @@ def _continue(out: Path, config: Config, progress: Progress) -> tuple[RunFolder,
         if len(records) != progress.round:
             raise RunFolderError(
                 f"{out}: {len(records)} rounds are recorded but the checkpoint is of round {progress.round}"
+            )
+        if config.rounds < progress.round:
+            raise RunFolderError(
+                f"rounds = {config.rounds}, but {out} is past round {progress.round}: ask for at least that"
             )
         if config.rounds != stored.rounds:
             folder.extend(config)

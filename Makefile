@@ -1,0 +1,50 @@
+# `make demo` and `make test` do all their set-up on a fresh machine and are quick the second time.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: help demo test test-slow lint format types contract check bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once, about a minute)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/installed  ## compare seven methods on digits: table, curves, page
+	@$(BIN)/feddpc compare --data digits --clients 100 --cohort 10 --alpha 0.2 --rounds 60 --seeds 0,1
+
+test: $(VENV)/installed-dev  ## run the test suite
+	@$(BIN)/python -m pytest -q -n auto -m "not slow"
+
+test-slow: $(VENV)/installed-dev  ## run the tests that take minutes
+	@$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/installed-dev  ## check style and formatting
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: $(VENV)/installed-dev  ## format the code
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+types: $(VENV)/installed-dev  ## check types, strictly
+	@$(BIN)/mypy
+
+contract: $(VENV)/installed-dev  ## check that imports follow the way of the data
+	@$(BIN)/lint-imports
+
+check: test lint types contract  ## everything CI checks
+
+bench: $(VENV)/installed  ## measure the server step and a round on this machine
+	@$(BIN)/python benchmarks/server_step.py
+	@$(BIN)/python benchmarks/round.py
+
+clean:  ## remove the environment and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
