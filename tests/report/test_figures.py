@@ -82,6 +82,7 @@ def test_every_configuration_has_its_own_look_and_feddpc_is_red(make_run):
     look = styles(groups(runs))
     assert look[4] == (RED, "solid")
     assert len(set(look)) == 30
+    assert len({colour for colour, _ in look[:9]}) == 9  # nine colours before any comes again with dashes
     assert [c for c, _ in look].count(RED) == 1
 
 
@@ -95,7 +96,7 @@ def test_geometry_is_drawn_for_the_runs_that_have_it_in_their_own_colours(make_r
     assert geometry([make_run("feddpc", [0.1], notes={"mean_scale": [None]})]) is None
 
 
-@pytest.mark.parametrize("name", ["$x_1$ $", "_hidden", "<b>&amp;", "x" * 3000, "{\\frac"])
+@pytest.mark.parametrize("name", ["$x_1$", "$\\frac$", "_hidden", "<b>&amp;", "x" * 3000, "{\\frac"])
 def test_any_name_can_be_drawn(make_run, name):
     figure = curves([make_run(name, [0.1, 0.2], status="diverged"), make_run("fedavg", [0.1, 0.2])])
     tree = ET.fromstring(svg(figure))

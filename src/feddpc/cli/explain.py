@@ -41,8 +41,8 @@ def methods(
     console = Console()
     console.print(table)
     console.print(
-        "\nIn multiples of d, the number of parameters: what a participant receives and sends each round, and what client "
-        "and server remember (N clients, C clusters). `feddpc methods NAME` tells more.",
+        "\nIn multiples of d, the number of parameters: what a participant receives and sends each round, and what "
+        "client and server remember (N clients, C clusters). `feddpc methods NAME` tells more.",
         highlight=False,
     )
 

@@ -65,7 +65,7 @@ class Memory:
     def restore(self, ids: Tensor, table: State) -> None:
         """Take ids and table back from a checkpoint."""
         self._row = {int(c): i for i, c in enumerate(ids)}
-        self._table = {k: table[k].to(v.device, v.dtype) for k, v in self._template.items()}
+        self._table = {k: table[k].to(v.device, v.dtype, copy=True) for k, v in self._template.items()}
 
     def _check(self, state: State, m: int) -> None:
         if state.keys() != self._template.keys():

@@ -143,10 +143,10 @@ def _cohort(federation: Federation, progress: Progress, t: int, ids: Ints, plan:
     shares = plan.sizes / plan.sizes.sum() if federation.weighting == "samples" else np.full(len(ids), 1 / len(ids))
     return Cohort(
         round=t,
-        clients=torch.from_numpy(ids).to(device),
+        clients=torch.tensor(ids, device=device),
         population=federation.population,
-        weights=torch.from_numpy(shares).to(device),
-        steps=torch.from_numpy(plan.steps).to(device, torch.float64),
+        weights=torch.tensor(shares, device=device),
+        steps=torch.tensor(plan.steps, dtype=torch.float64, device=device),
         client_lr=client_lr,
         server_lr=server_lr,
         slots=progress.slots.read(ids),

@@ -38,8 +38,9 @@ class FedDPC(Method):
     become a full-length step in a random direction. ``zero`` lets it count as v_j = 0; ``exclude`` takes it out of the
     mean; ``soft`` bounds the factor by |D_j| / (|r_j| + tau |D_j|); ``keep`` uses it unprojected, (lambda + 1) D_j.
 
-    Forms. Costs are given for matrix and streaming / client. They give the same numbers. ``streaming`` sees one update at a time (``Stream``). ``client`` sends g to the
+    Forms. They give the same numbers. ``streaming`` sees one update at a time (``Stream``). ``client`` sends g to the
     clients, which project and scale for themselves and reveal only v_j, so that the server needs nothing but the sum.
+    Costs are given for matrix and streaming / client.
 
     Departures: the guard, which the paper lacks; one clean-up projection of the mean, which removes rounding only.
 

@@ -56,7 +56,7 @@ def status(run: StoredRun) -> str:
     ended = str(summary.get("status", "unfinished"))
     # A run that was resumed keeps its old summary until it ends again.
     stale = summary.get("rounds") != len(run.records)
-    return "unfinished" if (ended == "finished" and len(run.records) < run.config.rounds) else ended
+    return "unfinished" if stale or (ended == "finished" and len(run.records) < run.config.rounds) else ended
 
 
 def differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:

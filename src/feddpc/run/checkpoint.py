@@ -73,7 +73,8 @@ def restore(saved: Saved, progress: Progress) -> None:
                 raise RunFolderError(
                     f"the checkpoint's {key} has shape {tuple(saved.tensors[key].shape)}, not {tuple(tensor.shape)}"
                 )
-        placed = {k: saved.tensors[k].to(v.device, v.dtype) for k, v in fresh.items()}
+        # Copies: what a file gives may lie at odd addresses, where vectorised sums add in another order.
+        placed = {k: saved.tensors[k].to(v.device, v.dtype, copy=True) for k, v in fresh.items()}
         _restore_memory(saved, "slots", progress.slots)
         _restore_memory(saved, "clients", progress.clients)
     except KeyError as error:

@@ -142,7 +142,6 @@ def compare(
             listener.begin(config)
         outcome = execute(
             setting,
-            method=method,
             engine=engine,
             timings=timings,
             out=folder,

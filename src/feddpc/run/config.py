@@ -157,4 +157,5 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
-    return json.dumps(value, ensure_ascii=False)  # strings, whole numbers and booleans are written alike in both
+    # Strings, whole numbers and booleans are written alike in both, but for one control character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

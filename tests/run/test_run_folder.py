@@ -1,0 +1,274 @@
+"""Run folders: what they hold, resuming, damage, a full disk, two processes, and divergence."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from support import VARIANTS, small_setting
+
+from feddpc import methods
+from feddpc.errors import RunFolderError
+from feddpc.run import checkpoint, files, record
+from feddpc.run.experiment import prepare
+from feddpc.run.runner import Stop, execute
+
+
+def lines(folder: Path) -> list[dict]:
+    """The records without the seconds."""
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in record.read_records(folder / "rounds.jsonl")]
+
+
+def run(out, rounds=6, method=None, **more):
+    values = {k: more.pop(k) for k in ("engine", "lr", "precision") if k in more}
+    setting = small_setting(rounds=rounds, **{"engine": "loop", **values})
+    return execute(setting, method=method or methods.create("feddpc"), out=out, checkpoint_seconds=0, **more)
+
+
+class StopAfter(Stop):
+    """Wishes to stop when a round is reached."""
+
+    def __init__(self, round):
+        super().__init__()
+        self.round = round
+
+    def see(self, line):
+        self.wanted = line["round"] >= self.round
+
+
+def interrupted(out, at, rounds=6, **more):
+    """A run that was killed after round ``at``: nothing written but records and checkpoint."""
+
+    class KilledError(Exception):
+        pass
+
+    def kill(line):
+        if line["round"] == at:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        run(out, rounds, on_round=kill, **more)
+
+
+def test_what_a_run_folder_holds(tmp_path):
+    outcome = run(tmp_path / "r")
+    names = {p.name for p in (tmp_path / "r").iterdir()} - {".lock"}
+    assert names == {"config.toml", "rounds.jsonl", "summary.json", "environment.json", "checkpoint", "model.safetensors"}
+    rows = record.read_records(tmp_path / "r" / "rounds.jsonl")
+    assert [r["round"] for r in rows] == [1, 2, 3, 4, 5, 6]
+    assert list(rows[0])[:8] == list(record.FIELDS)
+    assert {"mean_scale", "mean_cosine", "guarded"} <= rows[0].keys()
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary == outcome.summary
+    best = max(rows, key=lambda r: r["test_accuracy"])
+    assert (summary["best_accuracy"], summary["best_round"]) == (best["test_accuracy"], best["round"])
+    assert summary["final_accuracy"] == rows[-1]["test_accuracy"]
+    assert summary["last10_accuracy"] == pytest.approx(sum(r["test_accuracy"] for r in rows) / 6)
+    assert summary["rounds"] == 6
+    assert summary["method"] == "feddpc"
+    assert summary["hyper"]["lam"] == 1.0
+    stored = record.load(tmp_path / "r")
+    assert stored.config == outcome.config
+    assert stored.config.engine == "loop"
+    assert stored.environment["torch"] == torch.__version__
+    module = small_setting().task.module
+    module.load_state_dict(checkpoint.load_model(tmp_path / "r" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
+def test_resume_is_bit_identical_for_every_method(tmp_path, method):
+    whole = run(tmp_path / "whole", method=method)
+    interrupted(tmp_path / "cut", 3, method=method)
+    again = run(tmp_path / "cut", method=method, resume=True)
+    assert torch.equal(whole.w, again.w)
+    assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
+    model = "model.safetensors"
+    assert (tmp_path / "whole" / model).read_bytes() == (tmp_path / "cut" / model).read_bytes()
+
+
+def test_records_behind_the_checkpoint_are_computed_again(tmp_path):
+    whole = run(tmp_path / "whole")
+    interrupted(tmp_path / "cut", 3)
+    with (tmp_path / "cut" / "rounds.jsonl").open("ab") as handle:
+        handle.write(b'{"round": 4, "test_accuracy": 0.5}\n{"round": 5, "test_acc')
+    again = run(tmp_path / "cut", resume=True)
+    assert torch.equal(whole.w, again.w)
+    assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
+
+
+def test_without_a_checkpoint_a_resumed_run_starts_again(tmp_path):
+    whole = run(tmp_path / "whole")
+    interrupted(tmp_path / "cut", 2)
+    for path in (tmp_path / "cut" / "checkpoint").iterdir():
+        path.unlink()
+    again = run(tmp_path / "cut", resume=True)
+    assert torch.equal(whole.w, again.w)
+    assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
+
+
+def test_more_rounds_may_be_asked_for(tmp_path):
+    whole = run(tmp_path / "whole", rounds=6)
+    run(tmp_path / "short", rounds=4)
+    longer = run(tmp_path / "short", rounds=6, resume=True)
+    assert torch.equal(whole.w, longer.w)
+    assert record.load(tmp_path / "short").config.rounds == 6
+    assert lines(tmp_path / "whole") == lines(tmp_path / "short")
+    with pytest.raises(RunFolderError, match="past round 6"):
+        run(tmp_path / "short", rounds=3, resume=True)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    run(tmp_path / "r")
+    before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
+    again = run(tmp_path / "r", resume=True)
+    assert again.status == "finished"
+    assert (tmp_path / "r" / "rounds.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"lr": 0.01}, "lr = 0.01, was 0.05"), ({"method": methods.create("feddpc", lam=2.0)}, "hyper.lam = 2.0, was 1.0")],
+)
+def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path, change, said):
+    interrupted(tmp_path / "r", 3)
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
+    with pytest.raises(RunFolderError, match=said):
+        run(tmp_path / "r", resume=True, **change)
+    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_in_use_is_not_overwritten(tmp_path):
+    run(tmp_path / "r")
+    with pytest.raises(RunFolderError, match="already holds a run: add --resume"):
+        run(tmp_path / "r")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.txt").write_text("years of work")
+    for resume in (False, True):
+        with pytest.raises(RunFolderError, match="no run"):
+            run(tmp_path / "foreign", resume=resume)
+    assert (tmp_path / "foreign" / "thesis.txt").read_text() == "years of work"
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunFolderError, match="no run"):
+        run(tmp_path / "file")
+
+
+def test_two_processes_on_one_folder(tmp_path):
+    interrupted(tmp_path / "r", 2)
+    held = record.RunFolder.reopen(tmp_path / "r", 0)
+    with pytest.raises(RunFolderError, match="in use by another process"):
+        run(tmp_path / "r", resume=True)
+    held.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "index", "format"])
+def test_a_damaged_checkpoint_is_said_and_kept(tmp_path, damage):
+    interrupted(tmp_path / "r", 3)
+    (state,) = (tmp_path / "r" / "checkpoint").glob("*.safetensors")
+    index = tmp_path / "r" / "checkpoint" / "checkpoint.json"
+    data = bytearray(state.read_bytes())
+    if damage == "flip":
+        data[-3] ^= 1
+        state.write_bytes(data)
+    elif damage == "truncate":
+        state.write_bytes(data[:-100])
+    elif damage == "missing":
+        state.unlink()
+    elif damage == "index":
+        index.write_text("{")
+    else:
+        index.write_text(index.read_text().replace('"format": 1', '"format": 99'))
+    before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match="checksum|cannot be read|format 99"):
+        run(tmp_path / "r", resume=True)
+    assert (tmp_path / "r" / "rounds.jsonl").read_bytes() == before
+
+
+def test_foreign_and_damaged_folders_are_explained(tmp_path):
+    run(tmp_path / "r")
+    (tmp_path / "r" / "rounds.jsonl").write_text('{"round": 1}\nnonsense\n')
+    with pytest.raises(RunFolderError, match=r"rounds.jsonl, line 2"):
+        record.load(tmp_path / "r")
+    (tmp_path / "r" / "config.toml").write_text("tree = 3")
+    with pytest.raises(RunFolderError, match="no run folder of this program"):
+        record.load(tmp_path / "r")
+    with pytest.raises(RunFolderError, match="no run folder"):
+        record.load(tmp_path / "absent")
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(b'{"round": 1}\n{"round": 2}\n{"rou')
+    assert [r["round"] for r in record.read_records(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("where", ["record", "checkpoint"])
+def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch, where):
+    whole = run(tmp_path / "whole")
+    interrupted(tmp_path / "r", 3)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    if where == "record":
+        monkeypatch.setattr(record.os, "fsync", lambda fd: (_ for _ in ()).throw(full))
+    else:
+        monkeypatch.setattr(checkpoint, "save_file", lambda tensors, path: (_ for _ in ()).throw(full))
+    with pytest.raises(RunFolderError, match="the disk of .* is full; what was recorded so far is kept"):
+        run(tmp_path / "r", resume=True)
+    monkeypatch.undo()
+    assert checkpoint.load(tmp_path / "r" / "checkpoint").round == 3
+    assert not list(tmp_path.rglob("*.part"))
+    again = run(tmp_path / "r", resume=True)
+    assert torch.equal(whole.w, again.w)
+
+
+def test_replace_file_is_all_or_nothing(tmp_path):
+    path = tmp_path / "f"
+    files.replace_text(path, "old")
+
+    def broken(temporary):
+        temporary.write_text("half")
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(RunFolderError, match="Input/output error"):
+        files.replace_file(path, broken)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_read_only_place_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be used"):
+        run(tmp_path / "file" / "below")
+
+
+def test_a_wish_to_stop_ends_after_the_round(tmp_path):
+    stop = StopAfter(2)
+    outcome = run(tmp_path / "r", stop=stop, on_round=stop.see)
+    assert outcome.status == "interrupted"
+    done = len(outcome.records)
+    assert done in (2, 3)
+    assert checkpoint.load(tmp_path / "r" / "checkpoint").round == done
+    whole = run(tmp_path / "whole")
+    assert torch.equal(run(tmp_path / "r", resume=True).w, whole.w)
+
+
+def test_a_diverging_run_keeps_its_records(tmp_path):
+    outcome = run(tmp_path / "r", rounds=50, lr=1e100)
+    assert outcome.status == "diverged"
+    assert outcome.reason.startswith(f"round {len(outcome.records)}: ")
+    assert len(outcome.records) < 50
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "diverged"
+    text = (tmp_path / "r" / "rounds.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert run(tmp_path / "r", rounds=50, lr=1e100, resume=True).status == "diverged"
+
+
+def test_the_resolved_configuration_is_complete():
+    from feddpc.run.config import Config
+
+    setting = prepare(Config.read({"clients": 20, "cohort": 2}))
+    config = setting.config
+    assert (config.model, config.batch_size, config.server_lr, config.scaling) == ("cnn", 32, 0.1, "half")
+    assert config.partition_options == {"alpha": 0.2, "min_size": 7}
+    assert prepare(config).config == config

@@ -1,0 +1,147 @@
+"""feddpc.simulate with one's own module, data, partition and method, and the Result it returns."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from support import blobs, tiny_net, uneven
+from torch import nn
+
+import feddpc
+from feddpc.errors import BadInputError, DataError
+from feddpc.methods.feddpc import FedDPC
+
+
+def simulate(**more):
+    values = {
+        "data": blobs(),
+        "model": tiny_net(),
+        "partition": uneven(90),
+        "cohort": 3,
+        "rounds": 4,
+        "batch_size": 4,
+        "engine": "loop",
+    }
+    return feddpc.simulate(**(values | more))
+
+
+def test_own_module_data_and_partition(tmp_path):
+    module = tiny_net()
+    before = [p.clone() for p in module.parameters()]
+    result = simulate(model=module)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert result.status == "finished"
+    assert result.test_accuracy.shape == result.train_loss.shape == result.test_loss.shape == (4,)
+    assert result.best_accuracy == result.test_accuracy.max()
+    assert result.curve("mean_scale")[0] == pytest.approx(2.0)
+    module.load_state_dict(result.state_dict)
+    x = (torch.from_numpy(blobs().x_test.transpose(0, 3, 1, 2)).float() - 127.5) / 127.5
+    accuracy = (module(x).argmax(1).numpy() == blobs().y_test).mean()
+    assert accuracy == pytest.approx(result.test_accuracy[-1])
+    result.plot(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_it_learns():
+    result = simulate(rounds=40, client_lr=0.2, method="fedavg", cohort=8)
+    assert result.best_accuracy > 0.9
+    assert result.test_accuracy[0] < 0.9
+
+
+def test_plain_tensors_and_no_images():
+    gen = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 5, generator=gen)
+    y = (x[:, 0] > 0).long()
+    result = feddpc.simulate(
+        data=(x, y, x, y), model=nn.Linear(5, 2), clients=6, cohort=3, rounds=30, client_lr=0.5, partition="iid"
+    )
+    assert result.config.scaling == "none"
+    assert result.best_accuracy > 0.9
+
+
+def test_method_as_name_class_or_instance():
+    by_name = simulate(method="feddpc", hyper={"lam": 0.5})
+    by_instance = simulate(method=FedDPC(lam=0.5))
+    assert by_name.records[-1]["test_loss"] == by_instance.records[-1]["test_loss"]
+    assert simulate(method=FedDPC).config.hyper["lam"] == 1.0
+    with pytest.raises(BadInputError, match="hyper is for a method given by name"):
+        simulate(method=FedDPC(), hyper={"lam": 2.0})
+
+
+def test_own_folder_and_resume(tmp_path):
+    whole = simulate(rounds=6)
+    simulate(rounds=3, out=tmp_path / "r")
+    seen = []
+    again = simulate(rounds=6, out=tmp_path / "r", resume=True, on_round=lambda r: seen.append(r["round"]))
+    assert seen == [4, 5, 6]
+    for name, value in whole.state_dict.items():
+        assert torch.equal(value, again.state_dict[name])
+
+
+def test_frozen_parameters_stay():
+    module = tiny_net()
+    module[0].weight.requires_grad_(False)
+    result = simulate(model=module)
+    assert torch.equal(result.state_dict["0.weight"], module[0].weight)
+    assert not torch.equal(result.state_dict["5.weight"], module[5].weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))}, "feddpc.models.to_groupnorm"),
+        ({"cohort": 9}, "cohort = 9"),
+        ({"partition": [[0, 1], []], "cohort": 1}, "no samples for client 1"),
+        ({"partition": [[0, 1], [900]], "cohort": 1}, "client 1 holds sample 900"),
+        ({"partition": [[0]], "cohort": 2}, "cohort = 2"),
+        ({"rouns": 3}, "did you mean 'rounds'"),
+        ({"data": "mnust"}, "unknown data set"),
+        ({"method": "fedsgd"}, "unknown method"),
+        ({"participation": "sometimes"}, "unknown sampler 'sometimes'"),
+        ({"data": (1, 2, 3)}, "data has 3 parts"),
+    ],
+)
+def test_mistakes_are_explained(change, message):
+    with pytest.raises(BadInputError, match=message):
+        simulate(**change)
+
+
+def test_bad_data_are_explained():
+    x = torch.randn(10, 4)
+    x[3, 1] = float("nan")
+    with pytest.raises(DataError, match="NaN"):
+        feddpc.simulate(data=(x, torch.zeros(10).long(), x, torch.zeros(10).long()), model=nn.Linear(4, 2))
+    with pytest.raises(DataError, match="-1"):
+        feddpc.simulate(data=(torch.ones(2, 4), [0, -1], torch.ones(2, 4), [0, 1]), model=nn.Linear(4, 2))
+
+
+def test_to_groupnorm_makes_it_work():
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    assert simulate(model=feddpc.models.to_groupnorm(module)).status == "finished"
+
+
+def test_importing_is_cheap():
+    """`import feddpc` brings in neither torch nor numpy, and costs under 0.3 s."""
+    code = "import sys, time; t = time.perf_counter(); import feddpc; print(time.perf_counter() - t, 'torch' in sys.modules)"
+    seconds, torch_loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert torch_loaded == "False"
+    assert float(seconds) < 0.3
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; sys.argv = ['feddpc', '--help']\nfrom feddpc.cli import main\ntry:\n main()\nfinally:\n print('torch' in sys.modules)"
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+    assert time.perf_counter() - began < 5
+
+
+def test_unknown_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        feddpc.nonsense  # noqa: B018
+    assert np.isclose(feddpc.quadratic.trajectory.__call__ is not None, True)

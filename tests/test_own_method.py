@@ -1,0 +1,73 @@
+"""The documented example of a method of one's own: short, exact, and at home in every engine and command."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import Q4, run_rounds, small_setting
+
+from feddpc import methods
+from feddpc.engine.loop import Loop
+from feddpc.engine.stacked import Stacked
+from feddpc.errors import BadInputError
+from feddpc.quadratic import trajectory
+
+FILE = Path(__file__).parent.parent / "examples" / "own_method.py"
+SPEC = f"{FILE}:FedAvgM"
+
+
+def test_it_is_as_short_as_promised():
+    text = FILE.read_text()
+    body = text[text.index("@dataclass") : text.index("if __name__")]
+    assert len(body.strip().splitlines()) <= 30
+
+
+@pytest.mark.parametrize("engine", [Loop(), Stacked()], ids=["loop", "stacked"])
+def test_closed_form(engine):
+    """Heavy ball on one quadratic: e_{t+1} = (1 + beta - eta b) e_t - beta e_{t-1}."""
+    problem = {**Q4, "curvature": [[2.0]], "centre": [[0.0]], "w0": [1.0], "schedule": [[0]] * 6}
+    path = trajectory(methods.create(SPEC, beta=0.5), **problem, engine=engine)[:, 0]
+    b = (1 - (1 - 0.1 * 2.0) ** 3) / 0.1
+    want = [1.0, 1.0 - 0.1 * b]
+    for _ in range(5):
+        want.append((1.5 - 0.1 * b) * want[-1] - 0.5 * want[-2])
+    np.testing.assert_allclose(path, want, atol=1e-14)
+
+
+def test_the_engines_agree():
+    method = methods.create(SPEC)
+    a, b = (run_rounds(small_setting(), method, engine, 4)[0].w for engine in (Loop(), Stacked()))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_it_runs_as_a_program():
+    done = subprocess.run([sys.executable, FILE], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.count("best accuracy") == 2
+
+
+def test_a_file_must_say_which_class(tmp_path):
+    two = tmp_path / "two.py"
+    two.write_text("from feddpc.methods import Method\nclass A(Method): pass\nclass B(Method): pass\n")
+    with pytest.raises(BadInputError, match="defines 2 methods"):
+        methods.get(str(two))
+    assert methods.get(f"{two}:B").name == "b"
+    with pytest.raises(BadInputError, match="unknown class"):
+        methods.get(f"{two}:C")
+    with pytest.raises(BadInputError, match="there is no file"):
+        methods.get("absent.py:A")
+
+
+def test_registering_makes_it_known():
+    spec = importlib.util.spec_from_file_location("own_method", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        methods.register(module.FedAvgM)
+        assert "fedavgm" in methods.names()
+        assert methods.create("fedavgm", beta=0.1).beta == 0.1
+    finally:
+        methods._REGISTRY.pop("fedavgm")
