@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import Q4, run_rounds, small_setting
 
 from feddpc import methods
 from feddpc.engine.loop import Loop
 from feddpc.engine.stacked import Stacked
 from feddpc.errors import BadInputError
 from feddpc.quadratic import trajectory
+from support import Q4, run_rounds, small_setting
 
 FILE = Path(__file__).parent.parent / "examples" / "own_method.py"
 SPEC = f"{FILE}:FedAvgM"

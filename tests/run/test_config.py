@@ -90,7 +90,9 @@ def wish(*pairs, names=NAMES):
 
 
 def test_set_finds_where_a_key_belongs():
-    wishes = wish(("lam", 2.0), ("fedcm.alpha", 0.5), ("model.width", 8), ("lr_decay", 0.9), ("participation.groups", 5))
+    wishes = wish(
+        ("lam", 2.0), ("fedcm.alpha", 0.5), ("model.width", 8), ("lr_decay", 0.9), ("participation.groups", 5)
+    )
     assert wishes.config("feddpc").hyper == {"lam": 2.0}
     assert wishes.config("fedcm").hyper == {"alpha": 0.5}
     assert wishes.config("fedavg").hyper == {}

@@ -2,18 +2,17 @@
 
 import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from support import VARIANTS, small_setting
 
 from feddpc import methods
 from feddpc.errors import RunFolderError
 from feddpc.run import checkpoint, files, record
 from feddpc.run.experiment import prepare
 from feddpc.run.runner import Stop, execute
+from support import VARIANTS, small_setting
 
 
 def lines(folder: Path) -> list[dict]:
@@ -55,7 +54,14 @@ def interrupted(out, at, rounds=6, **more):
 def test_what_a_run_folder_holds(tmp_path):
     outcome = run(tmp_path / "r")
     names = {p.name for p in (tmp_path / "r").iterdir()} - {".lock"}
-    assert names == {"config.toml", "rounds.jsonl", "summary.json", "environment.json", "checkpoint", "model.safetensors"}
+    assert names == {
+        "config.toml",
+        "rounds.jsonl",
+        "summary.json",
+        "environment.json",
+        "checkpoint",
+        "model.safetensors",
+    }
     rows = record.read_records(tmp_path / "r" / "rounds.jsonl")
     assert [r["round"] for r in rows] == [1, 2, 3, 4, 5, 6]
     assert list(rows[0])[:8] == list(record.FIELDS)
@@ -129,7 +135,10 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"lr": 0.01}, "lr = 0.01, was 0.05"), ({"method": methods.create("feddpc", lam=2.0)}, "hyper.lam = 2.0, was 1.0")],
+    [
+        ({"lr": 0.01}, "lr = 0.01, was 0.05"),
+        ({"method": methods.create("feddpc", lam=2.0)}, "hyper.lam = 2.0, was 1.0"),
+    ],
 )
 def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path, change, said):
     interrupted(tmp_path / "r", 3)
@@ -180,7 +189,7 @@ def test_a_damaged_checkpoint_is_said_and_kept(tmp_path, damage):
     else:
         index.write_text(index.read_text().replace('"format": 1', '"format": 99'))
     before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
-    with pytest.raises(RunFolderError, match="checksum|cannot be read|format 99"):
+    with pytest.raises(RunFolderError, match=r"checksum|cannot be read|format 99"):
         run(tmp_path / "r", resume=True)
     assert (tmp_path / "r" / "rounds.jsonl").read_bytes() == before
 
@@ -212,7 +221,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch, where):
         monkeypatch.setattr(record.os, "fsync", lambda fd: (_ for _ in ()).throw(full))
     else:
         monkeypatch.setattr(checkpoint, "save_file", lambda tensors, path: (_ for _ in ()).throw(full))
-    with pytest.raises(RunFolderError, match="the disk of .* is full; what was recorded so far is kept"):
+    with pytest.raises(RunFolderError, match=r"the disk of .* is full; what was recorded so far is kept"):
         run(tmp_path / "r", resume=True)
     monkeypatch.undo()
     assert checkpoint.load(tmp_path / "r" / "checkpoint").round == 3
@@ -232,7 +241,7 @@ def test_replace_file_is_all_or_nothing(tmp_path):
     with pytest.raises(RunFolderError, match="Input/output error"):
         files.replace_file(path, broken)
     assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["f"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_read_only_place_is_said(tmp_path):

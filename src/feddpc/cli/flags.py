@@ -98,12 +98,16 @@ def wishes(
     names: Sequence[str],
     *,
     extra: Sequence[str] = (),
+    base: Wishes | None = None,
 ) -> Wishes:
-    """Merge file and flags; ``names`` are the methods that will run, ``extra`` the file's keys that are not for us."""
+    """Merge file and flags over ``base``, what an earlier call asked for.
+
+    ``names`` are the methods that will run, ``extra`` the file's keys that are not for us.
+    """
     from feddpc.run.compare import Wishes
     from feddpc.run.config import parse_set, read_toml
 
-    merged = Wishes()
+    merged = base or Wishes()
     if file is not None:
         table = read_toml(file)
         merged.absorb({k: v for k, v in table.items() if k not in extra}, names)

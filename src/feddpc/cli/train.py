@@ -118,9 +118,11 @@ def compare(
 
     table = read_toml(config) if config else {}
     planned = comparison.stored_plan(out) if resume else None
-    names = _names(methods, table.get("methods") or (planned and planned[0]))
-    numbers = _numbers(seeds, table.get("seeds") or (planned and planned[1]))
-    wishes = flags.wishes(given, config, set_, names, extra=["methods", "seeds"])
+    names = _names(methods, table.get("methods") or (planned and planned.methods))
+    numbers = _numbers(seeds, table.get("seeds") or (planned and planned.seeds))
+    wishes = flags.wishes(
+        given, config, set_, names, extra=["methods", "seeds"], base=planned.wishes if planned else None
+    )
     display, stop = _display(quiet, as_json), Stop()
     with stop.on_interrupt(), display:
         outcomes = comparison.compare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from feddpc import methods
 from feddpc.errors import BadInputError, RunFolderError, unknown
 from feddpc.run.config import PARTS, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method, prepare
-from feddpc.run.files import replace_text
+from feddpc.run.files import explained, replace_text
 from feddpc.run.record import is_run, load
 from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
 
@@ -85,6 +85,15 @@ class Wishes:
             raise unknown("hyper-parameter", key, {k for n in names for k in hyper_names(n)})
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison sets out to do; it is written down, so that the comparison can be continued without flags."""
+
+    methods: list[str]
+    seeds: list[int]
+    wishes: Wishes
+
+
 def hyper_names(method: str) -> list[str]:
     """Return the names of a method's hyper-parameters."""
     return [f.name for f in dataclasses.fields(methods.get(method))]
@@ -121,7 +130,7 @@ def compare(
         if len(set(values)) < len(values):
             raise BadInputError(f"{what} = {', '.join(map(str, values))}: one of them is there twice")
     configs = [make_method(wishes.config(name, seed))[1] for seed in seeds for name in names]
-    _claim(out, names, seeds, resume)
+    _claim(out, Plan(list(names), list(seeds), wishes), resume)
     outcomes: list[Outcome] = []
     setting: Setting | None = None
     engine_name: str | None = None
@@ -129,7 +138,6 @@ def compare(
         folder = out / run_name(config.method, config.seed)
         if resume and is_run(folder):
             stored = load(folder).config
-            _refuse_changes(folder, stored, wishes.config(config.method, config.seed), wishes)
             config = dataclasses.replace(stored, rounds=wishes.values.get("rounds", stored.rounds))
             engine_name = engine_name or stored.engine
         if setting is None or setting.config.seed != config.seed:
@@ -172,27 +180,31 @@ def _refuse_changes(folder: Path, stored: Config, asked: Config, wishes: Wishes)
         )
 
 
-def _claim(out: Path, names: Sequence[str], seeds: Sequence[int], resume: bool) -> None:
-    """Make the folder of a comparison, or check that the one there may be continued."""
-    index = out / INDEX
+def _claim(out: Path, plan: Plan, resume: bool) -> None:
+    """Make the folder of a comparison, or check that the one there may be continued, and write down what is planned."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not index.exists():
+        if not (out / INDEX).exists():
             raise RunFolderError(f"{out} exists and holds something that is no comparison: choose another --out")
         if not resume:
             raise RunFolderError(
                 f"{out} already holds a comparison: add --resume to continue it, or choose another --out"
             )
-    out.mkdir(parents=True, exist_ok=True)
-    runs = [run_name(name, seed) for seed in seeds for name in names]
-    replace_text(index, json.dumps({"methods": list(names), "seeds": list(seeds), "runs": runs}, indent=1) + "\n")
+    runs = {run_name(name, seed): (name, seed) for seed in plan.seeds for name in plan.methods}
+    for name, (method, seed) in runs.items():
+        if is_run(out / name):
+            _refuse_changes(out / name, load(out / name).config, plan.wishes.config(method, seed), plan.wishes)
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    replace_text(out / INDEX, json.dumps({"runs": list(runs), **asdict(plan)}, indent=1) + "\n")
 
 
-def stored_plan(out: Path) -> tuple[list[str], list[int]] | None:
-    """Return methods and seeds of the comparison in ``out``, or None if there is none."""
+def stored_plan(out: Path) -> Plan | None:
+    """Return what the comparison in ``out`` set out to do, or None if there is none."""
     try:
         plan = json.loads((out / INDEX).read_text(encoding="utf-8"))
-        return [str(n) for n in plan["methods"]], [int(s) for s in plan["seeds"]]
+        wishes = Wishes(dict(plan["wishes"]["values"]), {str(k): dict(v) for k, v in plan["wishes"]["hyper"].items()})
+        return Plan([str(n) for n in plan["methods"]], [int(s) for s in plan["seeds"]], wishes)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{out / INDEX} cannot be read: {error}") from None
