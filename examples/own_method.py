@@ -32,7 +32,7 @@ class FedAvgM(Method):
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """Clients send delta = w_{t-1} - w_j; dividing by the local rate gives the accumulated gradient D_j."""
         m = self.beta * server["m"] + cohort.mean(up["delta"]) / cohort.client_lr
-        return Step(w - cohort.server_lr * m, server={"m": m}, notes={"speed": m.norm()})
+        return Step(m, rate=cohort.server_lr, server={"m": m}, notes={"speed": m.norm()})
 
 
 if __name__ == "__main__":

@@ -87,5 +87,5 @@ def trajectory(
     path = [w]
     for _ in schedule:
         advance(federation, method, engine or Loop(), progress)
-        path.append(progress.w)
+        path.append(progress.w.clone())
     return torch.stack(path).numpy()

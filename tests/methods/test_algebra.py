@@ -7,7 +7,9 @@ import torch
 from feddpc.methods import algebra
 
 
-@pytest.mark.parametrize("d", [1, 7, algebra.BLOCK - 1, algebra.BLOCK, algebra.BLOCK + 1, 3 * algebra.BLOCK + 17])
+@pytest.mark.parametrize(
+    "d", [1, 7, algebra.BLOCK - 1, algebra.BLOCK, algebra.BLOCK + 1, 3 * algebra.BLOCK + 17, algebra.LONG - 1]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_blocks_cover_everything_once(d, dtype):
     gen = torch.Generator().manual_seed(d)
@@ -25,12 +27,38 @@ def test_blocks_cover_everything_once(d, dtype):
     torch.testing.assert_close(got.double(), c @ (X - p[:, None] * G), rtol=0, atol=tolerance)
 
 
-def test_a_million_float32_terms_keep_their_digits():
-    """Ones and a small tail: a float32 sum would lose the tail altogether."""
-    x = torch.full((1, 1_000_001), 1e-4)
-    x[0, 0] = 1e4
-    exact = 1e8 + 1_000_000 * float(np.float32(1e-4)) ** 2
-    assert float(algebra.row_squares(x)[0]) == pytest.approx(exact, rel=1e-15)
+@pytest.mark.parametrize(("d", "digits"), [(algebra.LONG - 1, 1e-14), (1_000_001, 4e-7), (11_227_812, 4e-7)])
+def test_long_float32_rows_keep_their_digits(d, digits):
+    """Where float32 sums lose the tail altogether: one large number, then many small ones of one sign."""
+    x = torch.full((2, d), 1e-2)
+    x[0, 0] = 1e3
+    g = torch.ones(d)
+    small, large = float(np.float32(1e-2)), 1e3
+    dots, squares = algebra.dots_and_squares(x, g)
+    np.testing.assert_allclose(dots, [large + (d - 1) * small, d * small], rtol=digits)
+    np.testing.assert_allclose(squares, [large**2 + (d - 1) * small**2, d * small**2], rtol=digits)
+    torch.testing.assert_close(dots, algebra.row_dots(x, g), rtol=1e-14, atol=0)
+    torch.testing.assert_close(squares, algebra.row_squares(x), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("sin", [1.0, 0.7, 0.3, 1e-2, 1e-4])
+def test_long_residuals_are_good_at_every_angle(sin):
+    d = 2 * algebra.LONG + 12_345
+    gen = torch.Generator().manual_seed(0)
+    g, e = torch.randn(2, d, generator=gen)
+    x = torch.stack([sin * e + (1 - sin**2) ** 0.5 * g, e])
+    X, G = x.double(), g.double()
+    p = X @ G / (G @ G)
+    r = X - p[:, None] * G
+    look = algebra.residuals(x, g)
+    np.testing.assert_allclose(look.r2_m, (r * r).sum(1), rtol=2e-7)
+    np.testing.assert_allclose(look.p_m, p, atol=1e-8)
+    total = algebra.residual_sum(torch.tensor([0.5, 0.5]).double(), look.p_m, x, g)
+    if not look.clean:
+        algebra.project_out_(total, g, look.g2)
+    cosine = float(total.double() @ G / (total.double().norm() * G.norm()))
+    assert abs(cosine) < 1e-7
+    assert look.clean == (sin > 0.71)
 
 
 @pytest.mark.parametrize("sin", [1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
@@ -44,16 +72,16 @@ def test_residual_norm_of_nearly_parallel_vectors(sin):
     e = algebra.project_out(e / e.norm(), g)
     x = float(np.sqrt(1 - sin**2)) * g + sin * e
     for sweep in (None, True):
-        got = float(algebra.residuals(x[None], g, sweep=sweep).r2_m.sqrt())
+        got = float(algebra.residuals(x[None], g, look=not sweep if sweep is not None else None).r2_m.sqrt())
         assert got == pytest.approx(sin, rel=1e-8)
 
 
 def test_the_sweep_only_replaces_narrow_rows():
     x = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     g = x[0] + 1e-9 * x[1]
-    a, b = algebra.residuals(x, g, sweep=True), algebra.residuals(x, g)
-    assert torch.equal(a.r2_m, b.r2_m)
-    assert float(a.r2_m[0]) < 1e-15
+    a, b = algebra.residuals(x, g, look=False), algebra.residuals(x, g)
+    torch.testing.assert_close(a.r2_m, b.r2_m, rtol=1e-6, atol=0)
+    assert 0 < float(a.r2_m[0]) < 1e-15
 
 
 def test_zero_vectors():

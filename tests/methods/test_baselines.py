@@ -81,7 +81,7 @@ def extrapolation(updates, **hyper):
     m = len(u)
     cohort = Cohort(1, torch.arange(m), m, torch.full((m,), 1 / m, dtype=F64), torch.ones(m, dtype=F64), 1.0, 1.0)
     step = methods.create("fedexp", **hyper).aggregate(torch.zeros(u.shape[1], dtype=F64), {}, {"delta": u}, cohort)
-    return float(step.notes["extrapolation"]), -step.w.numpy()
+    return float(step.notes["extrapolation"]), -step.apply_(torch.zeros(u.shape[1], dtype=F64)).numpy()
 
 
 @pytest.mark.parametrize(("m", "eta"), [(10, 5.0), (4, 2.0), (2, 1.0), (1, 1.0)])

@@ -186,7 +186,8 @@ def test_only_the_ratio_of_rates_matters():
     D, g = stack()
     w, rule = torch.zeros(7, dtype=F64), FedDPC()
     steps = [
-        rule.aggregate(w, {"delta": g}, {"delta": D}, cohort(5, client_lr=lr, server_lr=2 * lr)).w for lr in (0.1, 0.7)
+        rule.aggregate(w, {"delta": g}, {"delta": D}, cohort(5, client_lr=lr, server_lr=2 * lr)).apply_(w.clone())
+        for lr in (0.1, 0.7)
     ]
     close(steps[0], steps[1])
 
@@ -320,7 +321,7 @@ def test_the_three_forms_agree(problem, guard, by_steps):
         made[form] = rule.aggregate(w, server, up, cohort(m, steps=steps))
     size = float(D.norm(dim=1).sum()) or 1.0
     for form in ("streaming", "client"):
-        torch.testing.assert_close(made[form].w, made["matrix"].w, rtol=0, atol=1e-9 * size)
+        torch.testing.assert_close(made[form].update, made["matrix"].update, rtol=0, atol=1e-9 * size)
         assert float(made[form].notes["guarded"]) == float(made["matrix"].notes["guarded"])
 
 
@@ -331,7 +332,7 @@ def test_stream_of_nothing_is_zero():
 def test_after_a_round_without_answers_there_is_no_projection():
     server = FedDPC().idle({"delta": AXIS})
     step = FedDPC().aggregate(torch.zeros(2, dtype=F64), server, {"delta": HAND}, cohort(4))
-    close(-step.w, 2 * HAND.mean(0))
+    close(step.update, 2 * HAND.mean(0))
 
 
 def test_neither_ablation_is_fedavg():

@@ -59,9 +59,9 @@ class Progress:
 
     @classmethod
     def begin(cls, method: Method, w: Tensor, population: int) -> Progress:
-        """Return the state before round 1."""
+        """Return the state before round 1; ``w`` itself is left as it is."""
         return cls(
-            w=w,
+            w=w.clone(),
             server=method.init_server(w, population),
             slots=Memory(lambda: method.init_slot(w), f"{method.name}: the server's memory of a client"),
             clients=Memory(lambda: method.init_client(w), f"{method.name}: a client's memory"),
@@ -131,7 +131,8 @@ def _exchange(
     if len(kept) < len(ids):
         plan = planner.plan(t, kept)
     step = method.aggregate(w, progress.server, up, _cohort(federation, progress, t, kept, plan))
-    progress.w, progress.server = step.w, step.server
+    step.apply_(progress.w)
+    progress.server = step.server
     progress.slots.write(kept, step.slots)
     progress.clients.write(kept, own)
     return kept, float(losses["loss"].mean()), {k: float(v) for k, v in step.notes.items()}

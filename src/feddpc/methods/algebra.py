@@ -1,38 +1,58 @@
 """Row algebra on the stack of a cohort, accumulated in float64.
 
-Shape suffixes: ``_d`` one vector, ``_m`` one number a client, ``_md`` one vector a client. Dots and norms are exact to
-float64 whatever the stack's type: at 11 million float32 parameters a float32 dot is off by up to 5e-5, enough to turn
-the length of a residual into nonsense.
+Shape suffixes: ``_d`` one vector, ``_m`` one number a client, ``_md`` one vector a client.
+
+At 11 million float32 parameters a float32 dot can be off by 5e-5, enough to turn the length of a residual into
+nonsense. So sums run in float64. One concession to speed: on a CPU, where converting long float32 rows would cost more
+than reading them, pieces are summed in float32, pairwise, and the pieces' sums in float64. That is good to 3e-7 at
+worst (terms of one sign), usually 1e-9, and rows that need more digits are measured again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-#: Columns handled at a time on a CPU: ten float64 rows of it stay in a core's cache.
+#: Columns that are converted to float64 at a time.
 BLOCK = 1 << 16
-
-
-def _blocks(d: int, device: torch.device) -> list[slice]:
-    size = BLOCK if device.type == "cpu" else max(d, 1)
-    return [slice(i, min(i + size, d)) for i in range(0, d, size)]
+#: Rows of this length are long.
+LONG = 1 << 19
+#: How many numbers of long rows are handled at a time, so that they stay in cache between two operations.
+CACHED = 1 << 20
+#: How many squares of a long row are summed in float32 before float64 takes over.
+TILE = 1 << 8
 
 
 def row_dots(x_md: Tensor, g_d: Tensor) -> Tensor:
     """Return ``<x_j, g>`` for every row, in float64."""
-    return sum((x_md[:, b].double() @ g_d[b].double() for b in _blocks(len(g_d), g_d.device)), _zeros(x_md))
+    if _long(x_md):
+        return _long_sums(x_md, g_d, squares=False)[0]
+    return _over_blocks(x_md, lambda x, b: x @ g_d[b].double())
 
 
 def row_squares(x_md: Tensor) -> Tensor:
     """Return ``<x_j, x_j>`` for every row, in float64."""
-    total = _zeros(x_md)
-    for b in _blocks(x_md.shape[1], x_md.device):
-        block = x_md[:, b].double()
-        total = total + torch.linalg.vecdot(block, block)
-    return total
+    if _long(x_md):
+        return _long_sums(x_md, None)[1]
+    return _over_blocks(x_md, lambda x, _: torch.linalg.vecdot(x, x))
+
+
+def dots_and_squares(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``<x_j, g>`` and ``<x_j, x_j>`` for every row; the same as above, but a long stack is read once."""
+    return _long_sums(x_md, g_d) if _long(x_md) else (row_dots(x_md, g_d), row_squares(x_md))
+
+
+def row_norms(x_md: Tensor) -> Tensor:
+    """Return the Euclidean norm of every row, in float64."""
+    return row_squares(x_md).sqrt()
+
+
+def dot(x_d: Tensor, y_d: Tensor) -> Tensor:
+    """Return ``<x, y>`` in float64."""
+    return row_dots(x_d[None], y_d)[0]
 
 
 def square(x_d: Tensor) -> Tensor:
@@ -44,19 +64,24 @@ def square(x_d: Tensor) -> Tensor:
     return row_squares(x_d[None])[0]
 
 
-def dot(x_d: Tensor, y_d: Tensor) -> Tensor:
-    """Return ``<x, y>`` in float64."""
-    return row_dots(x_d[None], y_d)[0]
-
-
-def row_norms(x_md: Tensor) -> Tensor:
-    """Return the Euclidean norm of every row, in float64."""
-    return row_squares(x_md).sqrt()
-
-
 def weighted_sum(c_m: Tensor, x_md: Tensor) -> Tensor:
-    """Return ``sum_j c_j x_j`` in the stack's own type."""
-    return c_m.to(x_md.dtype) @ x_md
+    """Return ``sum_j c_j x_j`` in the stack's own type.
+
+    >>> weighted_sum(torch.tensor([0.5, 2.0]), torch.tensor([[2.0, 4.0], [1.0, 0.0]]))
+    tensor([3., 2.])
+    """
+    return add_rows(torch.zeros_like(x_md[0]), c_m, x_md)
+
+
+def add_rows(total_d: Tensor, c_m: Tensor, x_md: Tensor) -> Tensor:
+    """Add ``sum_j c_j x_j`` to ``total_d`` in place, and return it."""
+    if not _long(x_md):
+        return total_d.add_(c_m.to(x_md.dtype) @ x_md)
+    factors = c_m.tolist()  # plain numbers: a row is then one fused multiply-add
+    for b in _columns(x_md, CACHED):
+        for factor, x in zip(factors, x_md[:, b], strict=True):
+            total_d[b].add_(x, alpha=factor)
+    return total_d
 
 
 def exact_sum(x_md: Tensor) -> Tensor:
@@ -80,8 +105,13 @@ def project_out(x_d: Tensor, g_d: Tensor) -> Tensor:
     >>> project_out(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))
     tensor([0., 4.])
     """
-    p = safe_ratio(dot(x_d, g_d), square(g_d))
-    return x_d - p.to(x_d.dtype) * g_d
+    return project_out_(x_d.clone(), g_d)
+
+
+def project_out_(x_d: Tensor, g_d: Tensor, g2: Tensor | None = None) -> Tensor:
+    """Do the same to ``x`` itself; ``g2`` is ``<g, g>`` if it is known already."""
+    p = safe_ratio(dot(x_d, g_d), square(g_d) if g2 is None else g2)
+    return x_d.addcmul_(g_d, -p.to(x_d.dtype))
 
 
 class Residuals(NamedTuple):
@@ -91,45 +121,87 @@ class Residuals(NamedTuple):
     x2_m: Tensor  #: ``|x_j|^2``
     r2_m: Tensor  #: ``|r_j|^2``
     cosine_m: Tensor  #: ``cos(x_j, g)``, 0 when either is zero
+    g2: Tensor  #: ``|g|^2``
+    clean: bool  #: whether no row is so close to ``g`` that a sum of residuals should be projected once more
 
 
-def residuals(x_md: Tensor, g_d: Tensor, *, sweep: bool | None = None) -> Residuals:
-    """Decompose every row along and across ``g``.
+def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool | None = None) -> Residuals:
+    """Decompose every row along and across ``g``; ``g2`` is ``<g, g>`` if it is known already.
 
-    ``|r|^2 = |x|^2 - <x, g>^2 / <g, g>`` cancels when ``x`` is nearly parallel to ``g``: its relative error is about
-    1e-13 / sin^2. Rows below sin = 0.01 are therefore measured by an explicit sweep. ``sweep`` decides without looking
-    whether there are any: a look waits for the device, and cannot be vectorised.
+    ``|r|^2 = |x|^2 - <x, g>^2 / <g, g>`` cancels when ``x`` is nearly parallel to ``g``: the sums' relative error is
+    divided by sin^2. Rows too close to ``g`` for that are measured again, by an explicit sweep in float64. On an
+    accelerator, or with ``look=False``, all rows are swept: looking whether any needs it would wait for the device,
+    and cannot be vectorised.
 
     >>> residuals(torch.tensor([[3.0, 4.0], [5.0, 0.0]]), torch.tensor([2.0, 0.0])).r2_m
     tensor([16.,  0.], dtype=torch.float64)
     """
-    dot_m, x2_m, g2 = _zeros(x_md), _zeros(x_md), _zeros(x_md[:1])[0]
-    for b in _blocks(len(g_d), g_d.device):
-        x, g = x_md[:, b].double(), g_d[b].double()
-        dot_m, x2_m, g2 = dot_m + x @ g, x2_m + torch.linalg.vecdot(x, x), g2 + torch.linalg.vecdot(g, g)
+    dot_m, x2_m = dots_and_squares(x_md, g_d)
+    g2 = square(g_d) if g2 is None else g2
     p_m = safe_ratio(dot_m, g2)
     r2_m = (x2_m - dot_m * p_m).clamp(min=0)
-    narrow_m = r2_m < 1e-4 * x2_m
-    if sweep is None:
-        sweep = x_md.is_cuda or bool(narrow_m.any())
-    if sweep:
-        swept_m = _zeros(x_md)
-        for b in _blocks(len(g_d), g_d.device):
-            r = x_md[:, b].double() - p_m[:, None] * g_d[b].double()
-            swept_m = swept_m + torch.linalg.vecdot(r, r)
-        r2_m = torch.where(narrow_m, swept_m, r2_m)
-    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()))
+    near_m = r2_m < (0.5 if _long(x_md) else 1e-4) * x2_m
+    look = x_md.device.type == "cpu" if look is None else look
+    found = not look or bool(near_m.any())
+    if not look:
+        p_m, r2_m = (torch.where(near_m, new, old) for new, old in zip(_sweep(x_md, g_d), (p_m, r2_m), strict=True))
+    elif found:
+        p_m[near_m], r2_m[near_m] = _sweep(x_md[near_m], g_d)
+    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()), g2, clean=_long(x_md) and not found)
 
 
 def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: Tensor | None = None) -> Tensor:
     """Return ``sum_j c_j (x_j - p_j g)``, added to ``into`` if given, without storing the residuals."""
-    total_d = torch.zeros_like(g_d) if into is None else into
-    shift = (c_m * p_m).sum().to(g_d.dtype)
-    c_m = c_m.to(g_d.dtype)
-    for b in _blocks(len(g_d), g_d.device):
-        total_d[b] += c_m @ x_md[:, b] - shift * g_d[b]
-    return total_d
+    along = -(c_m * p_m).sum().to(g_d.dtype)
+    return add_rows(along * g_d if into is None else into.addcmul_(g_d, along), c_m, x_md)
 
 
-def _zeros(x_md: Tensor) -> Tensor:
-    return torch.zeros(len(x_md), dtype=torch.float64, device=x_md.device)
+def _sweep(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
+    """Measure ``p`` and ``|r|^2`` from the residuals themselves, in float64."""
+    g2 = _over_blocks(g_d[None], lambda g, _: torch.linalg.vecdot(g, g))
+    p_m = safe_ratio(_over_blocks(x_md, lambda x, b: x @ g_d[b].double()), g2)
+
+    def left(x: Tensor, b: slice) -> Tensor:
+        r: Tensor = x - p_m[:, None] * g_d[b].double()
+        return r.square().sum(1)
+
+    return p_m, _over_blocks(x_md, left)
+
+
+def _long(x_md: Tensor) -> bool:
+    """Whether rows are so long that float32 is summed as such within a block."""
+    return x_md.device.type == "cpu" and x_md.dtype == torch.float32 and x_md.shape[1] >= LONG
+
+
+def _columns(x_md: Tensor, size: int) -> list[slice]:
+    return [slice(i, i + size) for i in range(0, x_md.shape[1], size)]
+
+
+def _over_blocks(x_md: Tensor, part: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """Sum ``part`` over the columns, which are converted to float64 one block at a time."""
+    total_m = torch.zeros(len(x_md), dtype=torch.float64, device=x_md.device)
+    for b in _columns(x_md, BLOCK if x_md.device.type == "cpu" else 1 << 22):
+        total_m = total_m + part(x_md[:, b].double(), b)
+    return total_m
+
+
+def _long_sums(x_md: Tensor, g_d: Tensor | None, *, squares: bool = True) -> tuple[Tensor, Tensor]:
+    """Return dots with ``g`` and squares of long rows: float32 within blocks and tiles, float64 across them."""
+    m = len(x_md)
+    whole = x_md.shape[1] // TILE * TILE
+    size = CACHED // m // TILE * TILE or TILE
+    products = x_md.new_empty(m, size)  # one buffer for all blocks: it stays in cache
+    rest = x_md[:, whole:].double()
+    dots, norms = [], []
+    for b in _columns(x_md[:, :whole], size):
+        x = x_md[:, :whole][:, b]
+        if g_d is not None:
+            dots.append(torch.mul(x, g_d[:whole][b], out=products[:, : x.shape[1]]).sum(1))
+        if squares:
+            norms.append(torch.linalg.vector_norm(x.reshape(m, -1, TILE), dim=2))
+    dot_m, x2_m = torch.zeros(2, m, dtype=torch.float64)
+    if g_d is not None:
+        dot_m = torch.stack(dots).double().sum(0) + rest @ g_d[whole:].double()
+    if squares:
+        x2_m = torch.cat(norms, dim=1).double().square_().sum(1) + rest.square().sum(1)
+    return dot_m, x2_m

@@ -54,12 +54,22 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Step:
-    """What the server rule returns: the new model, its new memories, and numbers for the round's record."""
+    """What the server rule returns: where to go, ``w_t = w_{t-1} - rate * update``, and what to remember and report.
 
-    w: Tensor
+    Every rule is such a step, and leaving the subtraction to the engine lets it keep one model in one place.
+    """
+
+    update: Tensor
+    rate: float | Tensor
     server: State = field(default_factory=dict)
     slots: State = field(default_factory=dict)
     notes: Mapping[str, Tensor | float] = field(default_factory=dict)
+
+    def apply_(self, w: Tensor) -> Tensor:
+        """Move ``w``, in place."""
+        if isinstance(self.rate, Tensor):
+            return w.addcmul_(self.update, -self.rate.to(w.dtype))
+        return w.add_(self.update, alpha=-self.rate)
 
 
 @dataclass(frozen=True)
@@ -138,8 +148,8 @@ class Method:
     # Each round, server; ``up`` stacks what the cohort sent.
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
-        """The server rule; default ``w - eta_g mean(D)``."""
-        return Step(w - cohort.server_lr / cohort.client_lr * cohort.mean(up["delta"]))
+        """The server rule; default ``w_t = w_{t-1} - eta_g mean(D)``. Nothing handed in is changed."""
+        return Step(cohort.mean(up["delta"]), rate=cohort.server_lr / cohort.client_lr)
 
     def idle(self, server: State) -> State:
         """The server's memory after a round in which nobody answered; the model stays as it is."""

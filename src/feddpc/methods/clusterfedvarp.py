@@ -68,7 +68,7 @@ class ClusterFedVARP(Method):
         came_c = belongs_cm.sum(1, keepdim=True)
         mean_cd = (belongs_cm / came_c.clamp(min=1)).to(w.dtype) @ D_md
         y_cd = torch.where(came_c > 0, mean_cd, y_cd)
-        return Step(w - cohort.server_lr * v, server={**server, "y": y_cd})
+        return Step(v, rate=cohort.server_lr, server={**server, "y": y_cd})
 
     def _membership(self, population: int) -> np.ndarray:
         """Return the cluster of every client."""

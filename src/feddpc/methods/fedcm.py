@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -63,4 +63,5 @@ class FedCM(Method):
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """FedAvg, and the mean direction for the next round."""
         per_step = cohort.weights / (cohort.client_lr * cohort.steps)
-        return Step(super().aggregate(w, server, up, cohort).w, server={"M": weighted_sum(per_step, up["delta"])})
+        step = super().aggregate(w, server, up, cohort)
+        return replace(step, server={"M": weighted_sum(per_step, up["delta"])})

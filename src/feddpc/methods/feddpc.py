@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import Residuals, project_out, residual_sum, residuals, safe_ratio, weighted_sum
+from feddpc.methods.algebra import Residuals, project_out_, residual_sum, residuals, safe_ratio, square, weighted_sum
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 
 
@@ -91,20 +91,20 @@ class FedDPC(Method):
         """Alg. 1, lines 18 to 23. The rule is homogeneous in D, so it runs on u and is divided by eta_l once."""
         u_md, g = up["delta"], server["delta"]
         if self.form == "client":
-            delta, notes = self._mean_of_sent(up, g, cohort.weights), {"guarded": up["guarded"].sum()}
+            delta = self._mean_of_sent(up, g, cohort.weights / cohort.client_lr)
+            notes = {"guarded": up["guarded"].sum()}
         elif self.form == "streaming":
             stream = Stream(self, g)
             for u_d, weight, steps in zip(u_md, cohort.weights, cohort.steps, strict=True):
                 stream.add(u_d / steps if self.normalise_by_steps else u_d, weight)
-            delta, notes = stream.result()
+            delta, notes = stream.result(cohort.client_lr)
         else:
-            shrink_m = 1 / cohort.steps if self.normalise_by_steps else None
-            delta, notes = self.direction(u_md, g, cohort.weights, shrink_m)
-        delta = delta / cohort.client_lr
-        return Step(w - cohort.server_lr * delta, server={"delta": delta}, notes=notes)
+            shrink_m = 1 / cohort.steps if self.normalise_by_steps else torch.ones_like(cohort.weights)
+            delta, notes = self.direction(u_md, g, cohort.weights, shrink_m / cohort.client_lr)
+        return Step(delta, rate=cohort.server_lr, server={"delta": delta}, notes=notes)
 
     def direction(
-        self, D_md: Tensor, g: Tensor, weights: Tensor, shrink_m: Tensor | None = None
+        self, D_md: Tensor, g: Tensor, weights: Tensor, shrink_m: Tensor | float = 1.0
     ) -> tuple[Tensor, State]:
         """Return Delta_t for a stack of updates, each multiplied by ``shrink_m``, and the round's diagnostics."""
         look = residuals(D_md, g)
@@ -112,8 +112,9 @@ class FedDPC(Method):
         if self.guard == "exclude":
             weights = torch.where(guarded_m, 0.0, weights)
             weights = safe_ratio(weights, weights.sum())
-        c_m = weights * s_m if shrink_m is None else weights * s_m * shrink_m
-        delta = self._clean(residual_sum(c_m, p_m, D_md, g), g)
+        delta = residual_sum(weights * s_m * shrink_m, p_m, D_md, g)
+        if not look.clean:
+            self._clean(delta, g, look.g2)
         return delta, {"mean_scale": s_m.mean(), "mean_cosine": look.cosine_m.mean(), "guarded": guarded_m.sum()}
 
     def scales(self, look: Residuals) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,7 +141,7 @@ class FedDPC(Method):
         if self.form != "client":
             return super().finish(y, here)
         D, g = here.w - y, here.down["g"]
-        p_1, s_1, guarded_1 = self.scales(residuals(D[None], g, sweep=True))
+        p_1, s_1, guarded_1 = self.scales(residuals(D[None], g, look=False))
         v = s_1.to(D.dtype) * (D - p_1.to(D.dtype) * g)
         v = v / here.steps if self.normalise_by_steps else v
         return {"delta": v, "guarded": guarded_1[0].to(D.dtype)}, {}
@@ -149,13 +150,13 @@ class FedDPC(Method):
         """Client form: the server needs the sums of v_j and of the guard's flags, nothing else."""
         total = weighted_sum(weights, up["delta"])
         if self.guard == "exclude":
-            counted = 1 - weights @ up["guarded"].to(weights.dtype)
-            total = total * safe_ratio(torch.ones_like(counted), counted).to(total.dtype)
+            counted = weights @ (1 - up["guarded"].to(weights.dtype))
+            total = total * safe_ratio(weights.sum(), counted).to(total.dtype)
         return self._clean(total, g)
 
-    def _clean(self, delta: Tensor, g: Tensor) -> Tensor:
-        """Orthogonalise once more: twice is enough."""
-        return project_out(delta, g) if self.projection and self.guard != "keep" else delta
+    def _clean(self, delta: Tensor, g: Tensor, g2: Tensor | None = None) -> Tensor:
+        """Orthogonalise once more, in place: twice is enough."""
+        return project_out_(delta, g, g2) if self.projection and self.guard != "keep" else delta
 
 
 class Stream:
@@ -170,21 +171,23 @@ class Stream:
 
     def __init__(self, rule: FedDPC, g: Tensor) -> None:
         self.rule, self.g = rule, g
-        self.total = torch.zeros_like(g)
+        self.total, self.g2 = torch.zeros_like(g), square(g)
         self.weight = torch.zeros((), dtype=torch.float64, device=g.device)
         self.looks: list[State] = []
 
     def add(self, D_d: Tensor, weight: Tensor | float = 1.0) -> None:
         """Take in one client's update; it may be forgotten afterwards."""
-        look = residuals(D_d[None], self.g)
+        look = residuals(D_d[None], self.g, g2=self.g2)
         p_1, s_1, guarded_1 = self.rule.scales(look)
         residual_sum(weight * s_1, p_1, D_d[None], self.g, into=self.total)
         counts = ~guarded_1[0] if self.rule.guard == "exclude" else 1.0
         self.weight = self.weight + weight * counts
         self.looks.append({"mean_scale": s_1[0], "mean_cosine": look.cosine_m[0], "guarded": guarded_1[0].double()})
 
-    def result(self) -> tuple[Tensor, State]:
-        """Return Delta_t, the weighted mean of what came in, and the round's diagnostics."""
+    def result(self, client_lr: float = 1.0) -> tuple[Tensor, State]:
+        """Return Delta_t, the weighted mean of what came in over ``client_lr``, and the round's diagnostics."""
         notes = {k: torch.stack([look[k] for look in self.looks]) for k in self.looks[0]} if self.looks else {}
-        mean = self.total * safe_ratio(torch.ones_like(self.weight), self.weight).to(self.total.dtype)
-        return self.rule._clean(mean, self.g), {k: v.sum() if k == "guarded" else v.mean() for k, v in notes.items()}
+        self.total *= safe_ratio(torch.ones_like(self.weight), self.weight * client_lr).to(self.total.dtype)
+        return self.rule._clean(self.total, self.g, self.g2), {
+            k: v.sum() if k == "guarded" else v.mean() for k, v in notes.items()
+        }

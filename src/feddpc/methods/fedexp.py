@@ -57,5 +57,4 @@ class FedExP(Method):
         ubar = cohort.mean(u_md)
         eps = self.eps * len(u_md) if self.eps_times_m else self.eps
         eta = safe_ratio(cohort.weights @ row_squares(u_md), 2 * (square(ubar) + eps)).clamp(min=1.0)
-        scale = cohort.server_lr / cohort.client_lr * eta
-        return Step(w - scale.to(w.dtype) * ubar, notes={"extrapolation": eta})
+        return Step(ubar, rate=cohort.server_lr / cohort.client_lr * eta, notes={"extrapolation": eta})

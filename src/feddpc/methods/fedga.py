@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -107,4 +107,4 @@ class FedGA(Method):
         if self.probes:
             return step
         per_step = cohort.weights / (cohort.client_lr * cohort.steps)
-        return Step(step.w, server={"hbar": weighted_sum(per_step, up["delta"])})
+        return replace(step, server={"hbar": weighted_sum(per_step, up["delta"])})

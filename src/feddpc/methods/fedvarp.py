@@ -52,4 +52,4 @@ class FedVARP(Method):
         D_md, y_md, ybar = up["delta"] / cohort.client_lr, cohort.slots["y"], server["ybar"]
         v = ybar.to(w.dtype) + cohort.mean(D_md - y_md)
         ybar = ybar + (exact_sum(D_md) - exact_sum(y_md)) / cohort.population
-        return Step(w - cohort.server_lr * v, server={"ybar": ybar}, slots={"y": D_md})
+        return Step(v, rate=cohort.server_lr, server={"ybar": ybar}, slots={"y": D_md})
