@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,10 @@ VARIANTS: dict[str, Method] = {name: methods.create(name) for name in methods.na
     "fedexp code": methods.create("fedexp", eps_times_m=True),
     "fedga fresh": methods.create("fedga", variant="fresh"),
 }
+
+
+#: The battery can be run on an accelerator too: FEDDPC_TEST_DEVICE=cuda pytest tests/methods/test_contract.py
+DEVICE = os.environ.get("FEDDPC_TEST_DEVICE", "cpu")
 
 
 def blobs(n: int = 90, classes: int = 3, size: int = 6, seed: int = 0) -> Dataset:
@@ -88,6 +93,7 @@ def small_setting(**values: Any) -> Setting:
             "precision": "float64",
             "rounds": 6,
             "lr": 0.05,
+            "device": DEVICE,
             **values,
         }
     )

@@ -2,7 +2,6 @@
 
 import tomllib
 
-import numpy as np
 import pytest
 import torch
 
@@ -127,7 +126,7 @@ def test_the_learning_rates_are_used():
         ):
             ends.append(run_rounds(small_setting(**rates), method, Loop(), 1)[0].w)
         for i, j in ((0, 1), (0, 2), (1, 2)):
-            assert not np.allclose(ends[i], ends[j], atol=1e-7), name
+            assert not torch.allclose(ends[i], ends[j], atol=1e-7), name
 
 
 def test_register_refuses_a_taken_name():
