@@ -90,12 +90,8 @@ def main() -> None:
             if turn >= 2:  # the first two warm up
                 times[name].append(time.perf_counter() - began)
     chosen, _ = choose_engine("auto", setting, method)
-    print(
-        f"{data.name}, LeNet5, 10 of 100 clients, batch 256, alpha 0.6, with evaluation; {args.method}; {args.rounds} rounds"
-    )
-    print(
-        f"{setting.config.device}, {torch.get_num_threads()} threads, torch {torch.__version__}; auto takes {chosen.name}"
-    )
+    print(f"{data.name}, LeNet5, 10 of 100 clients, batch 256, alpha 0.6, with evaluation; {args.method}")
+    print(f"{setting.config.device}, {torch.get_num_threads()} threads, torch {torch.__version__}; auto: {chosen.name}")
     base = statistics.median(times["eager loop"])
     for name, seconds in times.items():
         median = statistics.median(seconds)

@@ -10,11 +10,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from feddpc.methods import create
 from feddpc.methods.base import Cohort
+from feddpc.methods.feddpc import Stream
 
 F64 = torch.float64
 
@@ -31,6 +33,22 @@ def plain(w, g, u, lam=1.0, lr=0.1):
     r = D - ((D @ g) / (g @ g))[:, None] * g
     v = (lam + D.norm(dim=1) / r.norm(dim=1))[:, None] * r
     return w - lr * v.mean(0)
+
+
+def streaming_memory(g: torch.Tensor, clients: int) -> float:
+    """Peak memory beyond g and the model, in multiples of d, while updates arrive one by one (Linux only)."""
+
+    def status(field: str) -> int:
+        text = Path("/proc/self/status").read_text()
+        return 1024 * int(text.split(f"{field}:")[1].split()[0])
+
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = status("VmRSS")
+    stream = Stream(create("feddpc"), g)
+    for seed in range(clients):
+        stream.add(torch.randn(len(g), generator=torch.Generator().manual_seed(seed)))
+    stream.result()
+    return (status("VmHWM") - before) / (4 * len(g))
 
 
 def main() -> None:
@@ -67,6 +85,7 @@ def main() -> None:
             times.append(seconds(work))
             ratios.append(times[-1] / floor)
         print(f"{name:26}{1e3 * statistics.median(times):8.1f}{statistics.median(ratios):16.2f}")
+    print(f"streaming, one update in memory at a time: {streaming_memory(g, m):.2f} d of extra memory at the peak")
 
 
 if __name__ == "__main__":

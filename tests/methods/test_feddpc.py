@@ -1,6 +1,8 @@
 """FedDPC's exact properties, methods.md 2(f), its guard, and the equality of its three forms."""
 
 import math
+import subprocess
+import sys
 
 import mpmath
 import numpy as np
@@ -327,6 +329,29 @@ def test_the_three_forms_agree(problem, guard, by_steps):
 
 def test_stream_of_nothing_is_zero():
     assert float(Stream(FedDPC(), AXIS).result()[0].norm()) == 0
+
+
+def test_streaming_needs_at_most_four_vectors():
+    """Peak memory of a process that sees ten updates one by one, in multiples of d (read from Linux's counters)."""
+    code = """
+import sys
+from pathlib import Path
+import torch
+from feddpc.methods.feddpc import FedDPC, Stream
+d = 8_000_000
+g = torch.ones(d)
+Stream(FedDPC(), g[:600_000]).add(torch.randn(600_000))  # warm up
+status = lambda field: 1024 * int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+stream = Stream(FedDPC(), g)
+for _ in range(10):
+    stream.add(torch.randn(d))
+stream.result()
+print((status("VmHWM") - before) / (4 * d))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 1.5 < float(done.stdout) < 4
 
 
 def test_after_a_round_without_answers_there_is_no_projection():
