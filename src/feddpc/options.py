@@ -109,8 +109,10 @@ def fit(what: str, value: Any, hint: Any) -> Any:
         if value not in typing.get_args(hint):
             raise unknown(what, str(value), typing.get_args(hint))
         return value
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for option in options:
+        if typing.get_origin(option) is Literal and value in typing.get_args(option):
+            return value
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
             if not math.isfinite(value):
                 raise BadInputError(f"{what} = {value!r}: must be a finite number")
@@ -121,5 +123,11 @@ def fit(what: str, value: Any, hint: Any) -> Any:
             return value
     if value is None and type(None) in options:
         return None
-    expected = " or ".join(getattr(o, "__name__", str(o)) for o in options if o is not type(None))
-    raise BadInputError(f"{what} = {value!r} is a {type(value).__name__}, expected {expected}")
+    names = [_name(option) for option in options if option is not type(None)]
+    raise BadInputError(f"{what} = {value!r} is a {type(value).__name__}, expected {' or '.join(names)}")
+
+
+def _name(option: Any) -> str:
+    if typing.get_origin(option) is Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(option))
+    return getattr(option, "__name__", str(option))

@@ -125,3 +125,22 @@ def test_a_file_with_tables_for_methods():
         Wishes().absorb({"hyper": {"gamma": 1}}, NAMES)
     with pytest.raises(BadInputError, match="unknown method 'fedfoo'"):
         Wishes().absorb({"hyper": {"fedfoo": {"mu": 1}}}, NAMES)
+
+
+def test_threads_are_set_only_on_request():
+    import torch
+    from support import small_setting
+
+    before = torch.get_num_threads()
+    try:
+        assert small_setting().config.threads is None
+        assert torch.get_num_threads() == before
+        torch.set_num_threads(2)
+        assert small_setting(threads="auto").config.threads == 1  # small work
+        assert torch.get_num_threads() == 1
+        assert small_setting(threads=2).config.threads == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(BadInputError, match="expected int or 'auto'"):
+        Config.read({"threads": "many"})

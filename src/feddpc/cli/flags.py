@@ -61,6 +61,9 @@ Epochs = Annotated[int | None, typer.Option(help="Local epochs a round. [default
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1. [default: a GPU if there is one]", rich_help_panel=TRAINING)
 ]
+Threads = Annotated[
+    str | None, typer.Option(help="CPU threads. [default: auto, one for small models]", rich_help_panel=TRAINING)
+]
 Engine = Annotated[str | None, typer.Option(help="auto, loop or stacked. [default: auto]", rich_help_panel=TRAINING)]
 Set = Annotated[
     list[str] | None,

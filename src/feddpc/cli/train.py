@@ -41,6 +41,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=flags.TRAINING)] = None,
     device: flags.Device = None,
     engine: flags.Engine = None,
+    threads: flags.Threads = None,
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
@@ -57,6 +58,7 @@ def run(
 
     name = given.get("method") or (read_toml(config).get("method") if config else None) or (stored or Config()).method
     wishes = flags.wishes(given, config, set_, [name])
+    wishes.values.setdefault("threads", "auto")
     wanted = wishes.config(name) if stored is None else _resumed(out, stored, wishes.values, wishes.hyper.get(name, {}))
     display, stop = _display(quiet, as_json), Stop()
     setting = prepare(wanted)
@@ -102,6 +104,7 @@ def compare(
     ] = None,
     device: flags.Device = None,
     engine: flags.Engine = None,
+    threads: flags.Threads = None,
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
@@ -159,7 +162,10 @@ def _given(local: dict[str, Any], *more: str) -> dict[str, Any]:
         "device",
         "engine",
     ]
-    return {name: local[name] for name in (*names, *more) if local[name] is not None}
+    given = {name: local[name] for name in (*names, *more) if local[name] is not None}
+    if local["threads"] is not None:
+        given["threads"] = int(local["threads"]) if local["threads"].isdecimal() else local["threads"]
+    return given
 
 
 def _folder(out: Path | None, resume: bool, kind: str) -> tuple[Path, Any]:

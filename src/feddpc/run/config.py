@@ -50,16 +50,16 @@ class Config:
     precision: Literal["float32", "float64"] = "float32"
     device: str = "auto"
     engine: str = "auto"
+    threads: int | Literal["auto"] | None = None
     hyper: Options = field(default_factory=dict)
     model_options: Options = field(default_factory=dict)
     partition_options: Options = field(default_factory=dict)
     participation_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        at_least_one = ("clients", "cohort", "rounds", "epochs", "batch_size")
-        for name in at_least_one:
+        for name in ("clients", "cohort", "rounds", "epochs", "batch_size", "threads"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "at least 1")
+            _require(value is None or value == "auto" or value >= 1, name, value, "at least 1")
         _require(self.cohort <= self.clients, "cohort", self.cohort, f"at most clients = {self.clients}")
         for name in ("lr", "server_lr", "alpha", "lr_decay"):
             value = getattr(self, name)
