@@ -38,6 +38,10 @@ VARIANTS: dict[str, Method] = {name: methods.create(name) for name in methods.na
     "feddpc neither": methods.create("feddpc", scaling=False, projection=False),
     "feddpc by steps": methods.create("feddpc", normalise_by_steps=True),
     "feddpc client by steps": methods.create("feddpc", normalise_by_steps=True, form="client"),
+    "feddpc exclude": methods.create("feddpc", guard="exclude", tau=0.9),
+    "feddpc soft": methods.create("feddpc", guard="soft", tau=0.1),
+    "feddpc keep": methods.create("feddpc", guard="keep", tau=0.9),
+    "fedexp pair": methods.create("fedexp", evaluate="pair"),
     "fedexp code": methods.create("fedexp", eps_times_m=True),
     "fedga fresh": methods.create("fedga", variant="fresh"),
 }

@@ -80,6 +80,28 @@ def test_own_folder_and_resume(tmp_path):
         assert torch.equal(value, again.state_dict[name])
 
 
+class Tied(nn.Module):
+    """One parameter under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(36, 36), nn.Linear(36, 36), nn.Linear(36, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x.flatten(1)).relu()).relu())
+
+
+def test_tied_weights_come_back_trained():
+    module = Tied()
+    result = simulate(model=module, rounds=3)
+    assert torch.equal(result.state_dict["a.weight"], result.state_dict["b.weight"])
+    assert not torch.equal(result.state_dict["a.weight"], module.a.weight)
+    module.load_state_dict(result.state_dict)
+    x = (torch.from_numpy(blobs().x_test.transpose(0, 3, 1, 2)).float() - 127.5) / 127.5
+    assert (module(x).argmax(1).numpy() == blobs().y_test).mean() == pytest.approx(result.test_accuracy[-1])
+
+
 def test_frozen_parameters_stay():
     module = tiny_net()
     module[0].weight.requires_grad_(False)
@@ -92,7 +114,10 @@ def test_frozen_parameters_stay():
     ("change", "message"),
     [
         ({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))}, "feddpc.models.to_groupnorm"),
+        ({"model": nn.Linear(7, 3)}, "the model cannot take a sample of shape 1x6x6"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(36, 2))}, r"must give \[samples, 3\] scores"),
         ({"cohort": 9}, "cohort = 9"),
+        ({"lr": 0.3}, "lr is client_lr here"),
         ({"partition": [[0, 1], []], "cohort": 1}, "no samples for client 1"),
         ({"partition": [[0, 1], [900]], "cohort": 1}, "client 1 holds sample 900"),
         ({"partition": [[0]], "cohort": 2}, "cohort = 2"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -14,9 +15,24 @@ from torch import Tensor, nn
 
 from feddpc.data import Dataset
 from feddpc.data.scaling import Scaler
+from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
 
 Objective = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def forked(device: torch.device, seed: int | None = None) -> Iterator[torch.Generator]:
+    """Lend the global generator of ``device``, seeded if asked, and put its state back afterwards."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        generator = torch.default_generator
+        if cuda:
+            index: int | None = device.index  # None means the current one
+            generator = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+        if seed is not None:
+            generator.manual_seed(seed)
+        yield generator
 
 
 class Rows(NamedTuple):
@@ -112,7 +128,6 @@ class Classification(Task):
         self.d = self.flat.d
         self.scaler = scaler.to(device, dtype)
         self.shift = shift
-        self.stochastic = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
         self.x, self.y = (t.to(device) for t in tensors(data.x_train, data.y_train))
         x_test, self.y_test = (t.to(device) for t in tensors(data.x_test, data.y_test))
         floats = x_test.numel() * torch.empty((), dtype=dtype).element_size()
@@ -120,6 +135,26 @@ class Classification(Task):
         # Convolutions on a CPU are faster on images whose channels lie together.
         self.image_layout = torch.channels_last if self.x.ndim == 4 and self.x.device.type == "cpu" else None
         self.x_test = self._laid_out(self.scaler(x_test)) if self.test_scaled else x_test
+        self.module.train()
+        self.stochastic = self._try_out(data.classes)
+
+    def _try_out(self, classes: int) -> bool:
+        """Send one sample through the module; say whether it draws random numbers, or what is wrong with it."""
+        x = self.fetch(Rows(torch.zeros(1, dtype=torch.int64, device=self.x.device))).x
+        with torch.no_grad(), forked(self.x.device) as generator:
+            before = generator.get_state()
+            try:
+                output = self.module(x)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                shape = "x".join(str(n) for n in x.shape[1:])
+                raise BadInputError(f"the model cannot take a sample of shape {shape}: {error}") from None
+            moved = not torch.equal(before, generator.get_state())
+        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < classes:
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise BadInputError(
+                f"the model must give [samples, {classes}] scores for {classes} classes, but gives {got}"
+            )
+        return moved
 
     def initial(self) -> Tensor:
         """Return the module's parameters as the first global model."""

@@ -30,9 +30,36 @@ def test_dropout_layers_are_reproducible_and_leave_the_global_stream():
     assert setting.task.module.training
 
 
+class Functional(nn.Module):
+    """Dropout that no layer announces."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(36, 3)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(x.flatten(1), 0.3, self.training))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedga"])
+def test_hidden_dropout_is_found_out(name):
+    method = methods.create(name, **({"variant": "fresh"} if name == "fedga" else {}))
+    config = Config.read({"cohort": 3, "clients": 8, "batch_size": 8, "rounds": 2})
+    ends = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        module = Functional().eval()
+        setting = prepare(config, data=blobs(), module=module, partition=uneven(90))
+        torch.manual_seed(seed)
+        ends.append(run_rounds(setting, method, Loop(), 2)[0].w)
+    assert setting.task.stochastic
+    assert torch.equal(*ends)
+    assert choose_engine("auto", setting, method)[0].name == "loop"
+
+
 def test_stacked_refuses_dropout_and_auto_takes_the_loop():
     setting, method = dropout_setting(), methods.create("fedavg")
-    with pytest.raises(BadInputError, match="dropout layers"):
+    with pytest.raises(BadInputError, match="draws random numbers"):
         choose_engine("stacked", setting, method)
     assert choose_engine("auto", setting, method)[0].name == "loop"
 

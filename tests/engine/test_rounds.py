@@ -140,12 +140,12 @@ def test_client_memory_must_keep_its_form(engine, wrong):
 
 
 def test_memory_grows_with_who_came_and_survives_export():
-    memory = Memory(lambda: {"y": torch.full((2,), 7.0)}, "memory")
+    memory = Memory(lambda: {"y": torch.full((2,), 7.0)}, "memory", 10)
     assert memory.read(np.array([5, 999_999]))["y"].tolist() == [[7, 7], [7, 7]]
     for client in (10**12, 3, 8):
         memory.write(np.array([client]), {"y": torch.full((1, 2), float(client % 100))})
     assert len(memory) == 3
-    again = Memory(lambda: {"y": torch.full((2,), 7.0)}, "memory")
+    again = Memory(lambda: {"y": torch.full((2,), 7.0)}, "memory", 10)
     again.restore(*memory.export())
     for table in (memory, again):
         assert table.read(np.array([8, 1, 3]))["y"].tolist() == [[8, 8], [7, 7], [3, 3]]

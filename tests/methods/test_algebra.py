@@ -34,11 +34,9 @@ def test_long_float32_rows_keep_their_digits(d, digits):
     x[0, 0] = 1e3
     g = torch.ones(d)
     small, large = float(np.float32(1e-2)), 1e3
-    dots, squares = algebra.dots_and_squares(x, g)
+    dots, squares = algebra.row_dots(x, g), algebra.row_squares(x)
     np.testing.assert_allclose(dots, [large + (d - 1) * small, d * small], rtol=digits)
     np.testing.assert_allclose(squares, [large**2 + (d - 1) * small**2, d * small**2], rtol=digits)
-    torch.testing.assert_close(dots, algebra.row_dots(x, g), rtol=1e-14, atol=0)
-    torch.testing.assert_close(squares, algebra.row_squares(x), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("sin", [1.0, 0.7, 0.3, 1e-2, 1e-4])

@@ -143,3 +143,25 @@ def test_register_refuses_a_taken_name():
 
     with pytest.raises(BadInputError, match="has no name"):
         methods.register(Nameless)
+
+
+def test_the_client_form_works_on_long_vectors_in_both_engines():
+    """Beyond algebra.LONG numbers the sums take another way on a CPU, which vmap could not follow."""
+    from torch import nn
+
+    from feddpc.methods.algebra import LONG
+    from feddpc.run.config import Config
+    from feddpc.run.experiment import prepare
+    from support import blobs, uneven
+
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 14_000), nn.ReLU(), nn.Linear(14_000, 3))
+    config = Config.read({"cohort": 2, "clients": 8, "batch_size": 32, "rounds": 2})
+    setting = prepare(config, data=blobs(), module=module, partition=uneven(90))
+    assert setting.task.d > LONG
+    ends = [
+        run_rounds(setting, methods.create("feddpc", form=form), engine, 2)[0].w
+        for form, engine in (("client", Loop()), ("client", Stacked()), ("matrix", Loop()), ("streaming", Loop()))
+    ]
+    moved = float((ends[0] - setting.w0).norm())
+    for end in ends[1:]:
+        assert float((end - ends[0]).norm()) < 1e-5 * moved

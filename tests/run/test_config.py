@@ -129,6 +129,7 @@ def test_a_file_with_tables_for_methods():
 
 def test_threads_are_set_only_on_request():
     import torch
+
     from support import small_setting
 
     before = torch.get_num_threads()

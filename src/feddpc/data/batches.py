@@ -28,7 +28,7 @@ class Plan:
     count: Ints  # [m, K]
     steps: Ints  # [m]
     noise: tuple[int, ...]
-    draws: NDArray[np.int8] | None = None  # [m, K, B, 3]
+    draws: NDArray[np.int16] | None = None  # [m, K, B, 3]
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Planner:
         sizes = np.array([len(orders[0]) for orders in passes], dtype=np.int64)
         return Plan(clients, sizes, index, count, steps, noise, draws)
 
-    def _draws(self, round: int, clients: Ints, shape: tuple[int, ...]) -> NDArray[np.int8]:
-        draws = np.zeros((*shape, 3), dtype=np.int8)
+    def _draws(self, round: int, clients: Ints, shape: tuple[int, ...]) -> NDArray[np.int16]:
+        draws = np.zeros((*shape, 3), dtype=np.int16)
         high = [2 * self.shift + 1, 2 * self.shift + 1, 2]
         for i, client in enumerate(clients):
-            # Whole batches are drawn, so that what a sample gets does not depend on the cohort's padding.
+            # A stream a client, read step by step, so that what a sample gets does not depend on the cohort's padding.
             rng = chance.rng(self.seed, "augment", round, int(client))
-            drawn = rng.integers(high, size=(shape[1], self.batch_size, 3), dtype=np.int8)
-            draws[i] = drawn[:, : shape[2]]
+            size = min(self.batch_size, len(self.partition[int(client)]))
+            draws[i, :, :size] = rng.integers(high, size=(shape[1], size, 3), dtype=np.int16)
         return draws

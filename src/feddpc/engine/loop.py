@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from feddpc.data.batches import Plan
 from feddpc.engine.base import Engine, Trained, stack
 from feddpc.methods.base import Local, Method, State
-from feddpc.task import Rows, Task
+from feddpc.task import Rows, Task, forked
 
 
 class Loop(Engine):
@@ -23,7 +23,11 @@ class Loop(Engine):
     @torch.no_grad()
     def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
         """Ask one client after the other."""
-        return stack([method.probe(task, w, _batches(plan, i, w.device)) for i in range(len(plan.clients))])
+        answers = []
+        for i in range(len(plan.clients)):
+            with _own_noise(task, plan, i, w.device):
+                answers.append(method.probe(task, w, _batches(plan, i, w.device)))
+        return stack(answers)
 
     @torch.no_grad()
     def train(self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: Plan, lr: float) -> Trained:
@@ -33,7 +37,7 @@ class Loop(Engine):
             mine = {k: v[i] for k, v in own.items()}
             here = Local(w, down, mine, lr, torch.tensor(plan.steps[i], dtype=w.dtype, device=w.device))
             y, total = method.start(here), w.new_zeros(())
-            with _own_noise(task, plan.noise[i], w.device):
+            with _own_noise(task, plan, i, w.device):
                 for rows in _batches(plan, i, w.device):
                     y, loss = method.step(task, y, task.fetch(rows), here)
                     total = total + loss
@@ -51,14 +55,6 @@ def _batches(plan: Plan, i: int, device: torch.device) -> Iterator[Rows]:
         yield Rows(torch.from_numpy(plan.index[i, k, :n]).to(device), draws=draws)
 
 
-@contextmanager
-def _own_noise(task: Task, seed: int, device: torch.device) -> Iterator[None]:
-    """Give layers that draw for themselves (dropout) this client's stream, and leave the global one untouched."""
-    if not task.stochastic:
-        yield
-        return
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if cuda else []):
-        generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
-        generator.manual_seed(seed)
-        yield
+def _own_noise(task: Task, plan: Plan, i: int, device: torch.device) -> AbstractContextManager[object]:
+    """Give modules that draw for themselves (dropout) this client's stream, and leave the global one untouched."""
+    return forked(device, plan.noise[i]) if task.stochastic else nullcontext()

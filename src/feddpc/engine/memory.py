@@ -21,9 +21,10 @@ class Memory:
     ``fresh`` makes the state of a client that was never seen; ``read`` and ``write`` move the rows of a cohort.
     """
 
-    def __init__(self, fresh: Callable[[], State], what: str) -> None:
+    def __init__(self, fresh: Callable[[], State], what: str, population: int) -> None:
         self._template = fresh()
         self._what = what
+        self._population = population
         self._row: dict[int, int] = {}
         self._table: State = {k: v.new_zeros(0, *v.shape) for k, v in self._template.items()}
 
@@ -54,7 +55,7 @@ class Memory:
         for key, stack in state.items():
             table = self._table[key]
             if len(self._row) > len(table):
-                table = self._table[key] = _grown(table, len(self._row))
+                table = self._table[key] = _grown(table, len(self._row), self._population)
             table[rows] = stack
 
     def export(self) -> tuple[Tensor, State]:
@@ -79,8 +80,8 @@ class Memory:
                 )
 
 
-def _grown(table: Tensor, rows: int) -> Tensor:
+def _grown(table: Tensor, rows: int, population: int) -> Tensor:
     """Return the table with room for at least ``rows`` rows; doubling keeps growth cheap."""
-    larger = table.new_zeros(max(rows, 2 * len(table)), *table.shape[1:])
+    larger = table.new_zeros(min(max(rows, 2 * len(table)), max(rows, population)), *table.shape[1:])
     larger[: len(table)] = table
     return larger

@@ -63,8 +63,8 @@ class Progress:
         return cls(
             w=w.clone(),
             server=method.init_server(w, population),
-            slots=Memory(lambda: method.init_slot(w), f"{method.name}: the server's memory of a client"),
-            clients=Memory(lambda: method.init_client(w), f"{method.name}: a client's memory"),
+            slots=Memory(lambda: method.init_slot(w), f"{method.name}: the server's memory of a client", population),
+            clients=Memory(lambda: method.init_client(w), f"{method.name}: a client's memory", population),
         )
 
 
@@ -94,7 +94,8 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
         progress.server = method.idle(progress.server)
     progress.round = t
     rejected = np.setdiff1d(draw.answered, kept)
-    accuracy, test_loss = federation.evaluate(progress.w) if federation.evaluate else (math.nan, 0.0)
+    evaluate = federation.evaluate or (lambda _: (math.nan, 0.0))
+    accuracy, test_loss = evaluate(method.evaluated(progress.w, progress.server))
     return Record(
         round=t,
         test_accuracy=accuracy,
@@ -122,15 +123,16 @@ def _exchange(
     if not len(ids):
         return ids, math.nan, {}
     plan = planner.plan(t, ids)
-    down = method.broadcast(w, progress.server, probed, _cohort(federation, progress, t, ids, plan))
+    cohort = _cohort(federation, progress, t, ids, plan)
+    down = method.broadcast(w, progress.server, probed, cohort)
     own = progress.clients.read(ids)
     trained = engine.train(method, task, w, down, own | probed, plan, client_lr)
     kept, (up, own, losses) = screen(ids, trained.up, trained.own, {"loss": trained.loss})
     if not len(kept):
         return kept, math.nan, {}
     if len(kept) < len(ids):
-        plan = planner.plan(t, kept)
-    step = method.aggregate(w, progress.server, up, _cohort(federation, progress, t, kept, plan))
+        cohort = _cohort(federation, progress, t, kept, planner.plan(t, kept))
+    step = method.aggregate(w, progress.server, up, cohort)
     step.apply_(progress.w)
     progress.server = step.server
     progress.slots.write(kept, step.slots)

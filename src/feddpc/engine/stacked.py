@@ -34,8 +34,8 @@ class Stacked(Engine):
         self.wrap: Wrap = wrap or (lambda f: f)
 
     def refuses(self, task: Task) -> str | None:
-        """Layers that draw for themselves would draw other numbers than in the reference engine."""
-        return "the model has dropout layers, whose draws cannot be reproduced here" if task.stochastic else None
+        """Modules that draw for themselves would draw other numbers than in the reference engine."""
+        return "the model draws random numbers (dropout), which cannot be reproduced here" if task.stochastic else None
 
     @torch.no_grad()
     def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:

@@ -40,16 +40,6 @@ def row_squares(x_md: Tensor) -> Tensor:
     return _over_blocks(x_md, lambda x, _: torch.linalg.vecdot(x, x))
 
 
-def dots_and_squares(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``<x_j, g>`` and ``<x_j, x_j>`` for every row; the same as above, but a long stack is read once."""
-    return _long_sums(x_md, g_d) if _long(x_md) else (row_dots(x_md, g_d), row_squares(x_md))
-
-
-def row_norms(x_md: Tensor) -> Tensor:
-    """Return the Euclidean norm of every row, in float64."""
-    return row_squares(x_md).sqrt()
-
-
 def dot(x_d: Tensor, y_d: Tensor) -> Tensor:
     """Return ``<x, y>`` in float64."""
     return row_dots(x_d[None], y_d)[0]
@@ -136,18 +126,19 @@ def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool
     >>> residuals(torch.tensor([[3.0, 4.0], [5.0, 0.0]]), torch.tensor([2.0, 0.0])).r2_m
     tensor([16.,  0.], dtype=torch.float64)
     """
-    dot_m, x2_m = dots_and_squares(x_md, g_d)
+    look = x_md.device.type == "cpu" if look is None else look
+    tiled = look and _long(x_md)
+    dot_m, x2_m = _long_sums(x_md, g_d) if tiled else _exact_sums(x_md, g_d)
     g2 = square(g_d) if g2 is None else g2
     p_m = safe_ratio(dot_m, g2)
     r2_m = (x2_m - dot_m * p_m).clamp(min=0)
-    near_m = r2_m < (0.5 if _long(x_md) else 1e-4) * x2_m
-    look = x_md.device.type == "cpu" if look is None else look
+    near_m = r2_m < (0.5 if tiled else 1e-4) * x2_m
     found = not look or bool(near_m.any())
     if not look:
         p_m, r2_m = (torch.where(near_m, new, old) for new, old in zip(_sweep(x_md, g_d), (p_m, r2_m), strict=True))
     elif found:
         p_m[near_m], r2_m[near_m] = _sweep(x_md[near_m], g_d)
-    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()), g2, clean=_long(x_md) and not found)
+    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()), g2, clean=tiled and not found)
 
 
 def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: Tensor | None = None) -> Tensor:
@@ -175,6 +166,14 @@ def _long(x_md: Tensor) -> bool:
 
 def _columns(x_md: Tensor, size: int) -> list[slice]:
     return [slice(i, i + size) for i in range(0, x_md.shape[1], size)]
+
+
+def _exact_sums(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return dots with ``g`` and squares of the rows, in float64 throughout."""
+    return (
+        _over_blocks(x_md, lambda x, b: x @ g_d[b].double()),
+        _over_blocks(x_md, lambda x, _: torch.linalg.vecdot(x, x)),
+    )
 
 
 def _over_blocks(x_md: Tensor, part: Callable[[Tensor, slice], Tensor]) -> Tensor:

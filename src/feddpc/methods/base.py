@@ -155,6 +155,10 @@ class Method:
         """The server's memory after a round in which nobody answered; the model stays as it is."""
         return server
 
+    def evaluated(self, w: Tensor, server: State) -> Tensor:
+        """The model that is evaluated after a round; ``w`` itself, unless the authors look at another point."""
+        return w
+
     # What is known about a method.
 
     def hyper(self) -> dict[str, Any]:

@@ -32,8 +32,8 @@ class ClusterFedVARP(Method):
 
     One client a cluster is FedVARP; full participation is FedAvg.
 
-    Departures: none known. Clusters by data similarity are for the caller to give: the server of a real federation does
-    not see the data.
+    Departures: none known. A number deals the clients in one fixed random way, the same for every seed. Clusters by data
+    similarity are for the caller to give: the server of a real federation does not see the data.
 
     Confidence: paper (through summaries) and one third-party code.
 
@@ -51,6 +51,8 @@ class ClusterFedVARP(Method):
     def __post_init__(self) -> None:
         count = self.clusters if isinstance(self.clusters, int) else len(self.clusters)
         self.require(count >= 1, "clusters", "at least one cluster")
+        groups = () if isinstance(self.clusters, int) else self.clusters
+        self.require(all(_are_ids(g) for g in groups), "clusters", "a number, or groups of client ids")
 
     def init_server(self, w: Tensor, population: int) -> State:
         """One memory a cluster, who belongs where, and the clusters' shares of the population."""
@@ -85,3 +87,7 @@ class ClusterFedVARP(Method):
         member = np.empty(population, dtype=np.int64)
         member[ids] = np.repeat(np.arange(len(self.clusters)), [len(group) for group in self.clusters])
         return member
+
+
+def _are_ids(group: object) -> bool:
+    return isinstance(group, tuple) and len(group) > 0 and all(type(j) is int for j in group)

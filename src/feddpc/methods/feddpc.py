@@ -43,10 +43,12 @@ class FedDPC(Method):
     Costs are given for matrix and streaming / client.
 
     Departures: the guard, which the paper lacks; one clean-up projection of the mean, which removes rounding only.
+    Sums run in float64, but for long float32 vectors on a CPU, see ``algebra.py``.
 
     Confidence: paper; there is no public code.
 
-    Reported each round: mean_scale (of lambda + |D_j| / |r_j|), mean_cosine (of D_j with g), guarded (clients).
+    Reported each round: mean_scale (of the factor, over clients that are neither guarded nor zero), mean_cosine (of D_j
+    with g), guarded (clients).
 
     >>> rule = FedDPC(lam=1.0)
     >>> D, g = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([1.0, 0.0])
@@ -115,7 +117,7 @@ class FedDPC(Method):
         delta = residual_sum(weights * s_m * shrink_m, p_m, D_md, g)
         if not look.clean:
             self._clean(delta, g, look.g2)
-        return delta, {"mean_scale": s_m.mean(), "mean_cosine": look.cosine_m.mean(), "guarded": guarded_m.sum()}
+        return delta, _notes(s_m, look.cosine_m, look.x2_m, guarded_m)
 
     def scales(self, look: Residuals) -> tuple[Tensor, Tensor, Tensor]:
         """Return, a client: the multiple of g to subtract, the factor of what is left, and whether it is guarded."""
@@ -173,21 +175,25 @@ class Stream:
         self.rule, self.g = rule, g
         self.total, self.g2 = torch.zeros_like(g), square(g)
         self.weight = torch.zeros((), dtype=torch.float64, device=g.device)
-        self.looks: list[State] = []
+        self.looks: list[tuple[Tensor, ...]] = []
 
     def add(self, D_d: Tensor, weight: Tensor | float = 1.0) -> None:
         """Take in one client's update; it may be forgotten afterwards."""
         look = residuals(D_d[None], self.g, g2=self.g2)
         p_1, s_1, guarded_1 = self.rule.scales(look)
         residual_sum(weight * s_1, p_1, D_d[None], self.g, into=self.total)
-        counts = ~guarded_1[0] if self.rule.guard == "exclude" else 1.0
+        counts = (~guarded_1[0]).double() if self.rule.guard == "exclude" else 1.0
         self.weight = self.weight + weight * counts
-        self.looks.append({"mean_scale": s_1[0], "mean_cosine": look.cosine_m[0], "guarded": guarded_1[0].double()})
+        self.looks.append((s_1, look.cosine_m, look.x2_m, guarded_1))
 
     def result(self, client_lr: float = 1.0) -> tuple[Tensor, State]:
         """Return Delta_t, the weighted mean of what came in over ``client_lr``, and the round's diagnostics."""
-        notes = {k: torch.stack([look[k] for look in self.looks]) for k in self.looks[0]} if self.looks else {}
         self.total *= safe_ratio(torch.ones_like(self.weight), self.weight * client_lr).to(self.total.dtype)
-        return self.rule._clean(self.total, self.g, self.g2), {
-            k: v.sum() if k == "guarded" else v.mean() for k, v in notes.items()
-        }
+        notes = _notes(*(torch.cat(parts) for parts in zip(*self.looks, strict=True))) if self.looks else {}
+        return self.rule._clean(self.total, self.g, self.g2), notes
+
+
+def _notes(s_m: Tensor, cosine_m: Tensor, x2_m: Tensor, guarded_m: Tensor) -> State:
+    counts_m = ((x2_m > 0) & ~guarded_m).double()
+    mean_scale = safe_ratio((s_m * counts_m).sum(), counts_m.sum())
+    return {"mean_scale": mean_scale, "mean_cosine": cosine_m.mean(), "guarded": guarded_m.sum()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -26,16 +26,17 @@ class FedExP(Method):
     |--------|-------------|---------|----------|-----------------------------------------------------|
     | eps    | eps         | 0.001   | eps >= 0 | in units of |u|^2, not of |D|^2                     |
     |        | eps_times_m | false   |          | the authors' code adds m eps where the paper has eps |
+    |        | evaluate    | last    | last, pair | pair evaluates (w_t + w_{t-1}) / 2, as the authors do |
 
     One participant, or identical updates: eta = 1. m orthogonal updates of equal norm, eps = 0: eta = max(1, m/2).
 
     Departures: the paper has no further server rate; ours multiplies by eta_g / eta_l, which is 1 unless they are set
-    apart. The evaluated model is w_t, not the authors' mean of the last two.
+    apart. The evaluated model is w_t unless ``evaluate`` is pair.
 
     Confidence: paper (through summaries) and the authors' code.
 
     >>> FedExP().hyper()
-    {'eps': 0.001, 'eps_times_m': False}
+    {'eps': 0.001, 'eps_times_m': False, 'evaluate': 'last'}
     """
 
     name: ClassVar[str] = "fedexp"
@@ -47,9 +48,18 @@ class FedExP(Method):
 
     eps: float = 1e-3
     eps_times_m: bool = False
+    evaluate: Literal["last", "pair"] = "last"
 
     def __post_init__(self) -> None:
         self.require(self.eps >= 0, "eps", "eps >= 0")
+
+    def init_server(self, w: Tensor, population: int) -> State:
+        """For pairs: the model before."""
+        return {"previous": w.clone()} if self.evaluate == "pair" else {}
+
+    def evaluated(self, w: Tensor, server: State) -> Tensor:
+        """The iterates oscillate; their authors look at the mean of two."""
+        return (w + server["previous"]) / 2 if self.evaluate == "pair" else w
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """Extrapolate along the mean update."""
@@ -57,4 +67,6 @@ class FedExP(Method):
         ubar = cohort.mean(u_md)
         eps = self.eps * len(u_md) if self.eps_times_m else self.eps
         eta = safe_ratio(cohort.weights @ row_squares(u_md), 2 * (square(ubar) + eps)).clamp(min=1.0)
-        return Step(ubar, rate=cohort.server_lr / cohort.client_lr * eta, notes={"extrapolation": eta})
+        rate = cohort.server_lr / cohort.client_lr * eta
+        previous = {"previous": w.clone()} if self.evaluate == "pair" else {}
+        return Step(ubar, rate=rate, server=previous, notes={"extrapolation": eta})

@@ -38,8 +38,12 @@ class Flat:
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
         """Return a state_dict for ``module.load_state_dict``: copies, on the CPU, frozen parameters included."""
-        state = {n: p.detach().cpu().clone() for n, p in self.module.state_dict().items()}
-        return state | {n: p.detach().cpu().clone() for n, p in self.parameters(w).items()}
+        trained = self.parameters(w)
+        names = {id(p): n for n, p in self.module.named_parameters() if n in trained}
+        # Under every name it has: a module may use one parameter in two places.
+        every = {n: names[id(p)] for n, p in self.module.named_parameters(remove_duplicate=False) if id(p) in names}
+        state = self.module.state_dict() | {n: trained[first] for n, first in every.items()}
+        return {n: p.detach().cpu().clone() for n, p in state.items()}
 
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:
         """Apply the module with the parameters in ``w``."""
