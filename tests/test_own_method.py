@@ -61,6 +61,16 @@ def test_a_file_must_say_which_class(tmp_path):
         methods.get("absent.py:A")
 
 
+def test_a_file_with_postponed_annotations(tmp_path):
+    file = tmp_path / "late.py"
+    file.write_text("from __future__ import annotations\n" + FILE.read_text())
+    assert methods.create(f"{file}:FedAvgM", beta=0.25).beta == 0.25
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nonsense_that_is_not_there")
+    with pytest.raises(BadInputError, match="cannot be loaded: ModuleNotFoundError"):
+        methods.get(str(broken))
+
+
 def test_registering_makes_it_known():
     spec = importlib.util.spec_from_file_location("own_method", FILE)
     module = importlib.util.module_from_spec(spec)

@@ -110,6 +110,8 @@ def simulate(
     >>> len(result.test_accuracy), result.status
     (2, 'finished')
     """
+    if "lr" in more:
+        raise BadInputError("lr is client_lr here: give that instead")
     values: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "lr": client_lr, "server_lr": server_lr, **more}
     if isinstance(method, str):
         values["method"] = method

@@ -26,9 +26,9 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> BadInputError:
     """Build the error for an unknown name, with the nearest valid names first.
 
     >>> str(unknown("method", "fedpdc", ["fedavg", "feddpc", "fedprox"]))
-    "unknown method 'fedpdc': did you mean 'feddpc'? Valid: fedavg, feddpc, fedprox"
+    "unknown method 'fedpdc': did you mean 'feddpc' or 'fedprox'? Valid: fedavg, feddpc, fedprox"
     """
     names = sorted(choices)
-    near = difflib.get_close_matches(value.lower(), names, n=3, cutoff=0.55)
+    near = difflib.get_close_matches(value.lower(), names, n=2, cutoff=0.6)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
     return BadInputError(f"unknown {kind} {value!r}: {hint}Valid: {', '.join(names)}")

@@ -105,6 +105,8 @@ def fit(what: str, value: Any, hint: Any) -> Any:
     Traceback (most recent call last):
     feddpc.errors.BadInputError: rounds = 'many' is a str, expected int
     """
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item()
     if typing.get_origin(hint) is Literal:
         if value not in typing.get_args(hint):
             raise unknown(what, str(value), typing.get_args(hint))
@@ -114,9 +116,13 @@ def fit(what: str, value: Any, hint: Any) -> Any:
         if typing.get_origin(option) is Literal and value in typing.get_args(option):
             return value
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise BadInputError(f"{what} = {value!r}: must be a finite number")
-            return float(value)
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if not math.isfinite(number):
+                raise BadInputError(f"{what} = {str(value)[:40]}: must be a finite number")
+            return number
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
             return tuple(tuple(v) if isinstance(v, list | tuple) else v for v in value)
         if isinstance(option, type) and isinstance(value, option) and (option is bool or not isinstance(value, bool)):

@@ -120,6 +120,8 @@ def test_control_c_ends_after_the_round_with_a_checkpoint(tmp_path):
     note = json.loads((tmp_path / "r" / "checkpoint" / "checkpoint.json").read_text())
     assert note["round"] == done
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "interrupted"
+    broken = feddpc("run", "--out", "r", "--resume", "--set", "rounds=2.5", cwd=tmp_path, check=False)
+    assert (broken.returncode, "rounds = 2.5 is a float" in broken.stderr) == (2, True)
     feddpc("run", "--out", "r", "--resume", "--rounds", str(done + 3), cwd=tmp_path)
     assert len(read_records(tmp_path / "r" / "rounds.jsonl")) == done + 3
 
@@ -217,6 +219,19 @@ def test_a_file_may_name_methods_and_seeds(tmp_path):
         (["run", "--set", "lamda=1"], "unknown key 'lamda': did you mean 'lam'"),
         (["run", "--set", "lam=big"], "lam = 'big' is a str, expected float"),
         (["run", "--set", "lam"], "write KEY=VALUE"),
+        (["run", "--set", "method=fedavg"], "use --method"),
+        (["run", "--method", ""], "unknown method ''"),
+        (["run", "--device", "meta"], "device = 'meta' cannot be used"),
+        (["run", "--out", "x" * 300], "File name too long"),
+        (["run", "--set", "model.width=1000000000000"], "cannot be built"),
+        (["run", "--participation", "weighted", "--set", "participation.weights=abc"], "must be numbers"),
+        (["run", "--method", "clusterfedvarp", "--set", "clusters=[['a']]"], "groups of client ids"),
+        (
+            ["compare", "--methods", "fedavg,clusterfedvarp", "--clients", "5", "--cohort", "2"],
+            "clusters = 10 but there are 5",
+        ),
+        (["compare", "--set", "seed=5"], "use --seed"),
+        (["partition", "--out", "p.jpg"], "the picture is a PNG"),
         (["run", "--set", "model.grups=3"], "unknown option of model"),
         (["run", "--cohort", "101"], "cohort = 101: must be at most clients = 100"),
         (["run", "--clients", "0"], "clients = 0"),
@@ -230,7 +245,6 @@ def test_a_file_may_name_methods_and_seeds(tmp_path):
         (["run", "--nonsense"], "nonsense"),
         (["run", "--config", "absent.toml"], "there is no file absent.toml"),
         (["run", "--resume"], "--resume needs --out"),
-        (["run", "--resume", "--out", "."], "no config.toml"),
         (["run", "--model", "lenet5"], "too small for lenet5"),
         (["run", "--participation", "cyclic", "--set", "participation.groups=50"], "cohort"),
         (["compare", "--methods", "feddpc,,fedavg"], "--methods"),
@@ -263,6 +277,54 @@ def test_resume_with_another_configuration_names_the_key(tmp_path):
         done = feddpc("run", "--out", "r", "--resume", *flags, cwd=tmp_path, check=False)
         assert done.returncode == 2
         assert said in done.stderr
+
+
+def test_a_comparison_may_grow_but_not_change(tmp_path):
+    feddpc("compare", "--methods", "fedavg", "--rounds", "2", "--out", "X", *QUICK, cwd=tmp_path)
+    done = feddpc(
+        "compare", "--resume", "--methods", "fedcm", "--alpha", "0.6", "--out", "X", cwd=tmp_path, check=False
+    )
+    assert done.returncode == 2
+    assert "alpha = 0.6, was 0.2" in done.stderr
+    feddpc("compare", "--resume", "--methods", "fedcm", "--rounds", "3", "--out", "X", cwd=tmp_path)
+    plan = json.loads((tmp_path / "X" / "compare.json").read_text())
+    assert plan["runs"] == ["fedavg-seed0", "fedcm-seed0"]
+    for name in plan["runs"]:
+        assert len(read_records(tmp_path / "X" / name / "rounds.jsonl")) == 3
+    assert "threads = 1" in (tmp_path / "X" / "fedcm-seed0" / "config.toml").read_text()
+
+
+def test_a_configuration_may_come_through_a_pipe(tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, b'method = "fedavg"\nbatch-size = 4\nrounds = 1\n')
+    os.close(writing)
+    done = subprocess.run(
+        [sys.executable, "-m", "feddpc", "run", "--config", f"/dev/fd/{reading}", "--out", "r", *QUICK],
+        cwd=tmp_path,
+        env=ENV,
+        pass_fds=[reading],
+        capture_output=True,
+        text=True,
+    )
+    os.close(reading)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "r" / "config.toml").read_text()
+    assert 'method = "fedavg"' in text
+    assert "batch_size = 4" in text
+
+
+def test_a_report_does_not_overwrite_what_is_not_its_own(tmp_path):
+    feddpc("run", "--rounds", "1", "--out", "paper/run", *QUICK, cwd=tmp_path)
+    (tmp_path / "paper" / "site").mkdir()
+    (tmp_path / "paper" / "site" / "config.toml").write_text('title = "a web site"')
+    feddpc("report", "paper", cwd=tmp_path)
+    feddpc("report", "paper", cwd=tmp_path)  # over its own
+    resumed = feddpc("run", "--resume", "--out", "paper", cwd=tmp_path, check=False)
+    assert (resumed.returncode, "no config.toml" in resumed.stderr) == (2, True)
+    (tmp_path / "paper" / "report.html").write_text("years of work")
+    done = feddpc("report", "paper", cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert (tmp_path / "paper" / "report.html").read_text() == "years of work"
 
 
 def test_partition_prints_and_draws(tmp_path):

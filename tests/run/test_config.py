@@ -47,6 +47,8 @@ def test_a_complete_configuration_survives_its_file():
         ({"hyper": 3}, "hyper = 3 must be a table"),
         ({"batch_size": 0}, "batch_size = 0"),
         ({"epochs": 1.5}, "epochs = 1.5 is a float, expected int"),
+        ({"lr": 10**400}, "must be a finite number"),
+        ({"threads": 10**9}, "at most 1024"),
     ],
 )
 def test_bad_values(values, message):
@@ -57,6 +59,7 @@ def test_bad_values(values, message):
 def test_differences_name_the_keys():
     config = Config.read({"lr": 0.1, "hyper": {"lam": 1.0}})
     assert config.differences({"lr": 0.1, "engine": "auto", "hyper": {"lam": 1.0}}) == []
+    assert Config.read({"hyper": {"clusters": [[0, 1]]}}).differences({"hyper": {"clusters": ((0, 1),)}}) == []
     assert config.differences({"lr": 0.2, "hyper": {"lam": 2.0}}) == ["lr = 0.2, was 0.1", "hyper.lam = 2.0, was 1.0"]
 
 
@@ -77,6 +80,8 @@ def test_set_needs_a_key_and_a_value():
         with pytest.raises(BadInputError, match="KEY=VALUE"):
             parse_set(text)
     assert parse_set("hidden=[3, 4]") == ("hidden", [3, 4])
+    assert parse_set("width=2024-01-01") == ("width", "2024-01-01")
+    assert parse_set("name=1\nmore = 2") == ("name", "1\nmore = 2")
 
 
 NAMES = ["feddpc", "fedcm", "fedavg"]
@@ -114,6 +119,10 @@ def test_set_says_what_it_does_not_know():
         wish(("fedcm.lam", 1))
     with pytest.raises(BadInputError, match="unknown key 'hyper'"):
         wish(("hyper", {}))
+    with pytest.raises(BadInputError, match="use --method"):
+        wish(("method", "fedavg"))
+    with pytest.raises(BadInputError, match="must be a table"):
+        Wishes().absorb({"hyper": 3}, NAMES)
 
 
 def test_a_file_with_tables_for_methods():

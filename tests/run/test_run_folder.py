@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from feddpc import methods
 from feddpc.errors import RunFolderError
 from feddpc.run import checkpoint, files, record
+from feddpc.run.config import Config
 from feddpc.run.experiment import prepare
 from feddpc.run.runner import Stop, execute
-from support import VARIANTS, small_setting
+from support import VARIANTS, blobs, small_setting, tiny_net, uneven
 
 
 def lines(folder: Path) -> list[dict]:
@@ -80,7 +83,7 @@ def test_what_a_run_folder_holds(tmp_path):
     assert stored.config.engine == "loop"
     assert stored.environment["torch"] == torch.__version__
     module = small_setting().task.module
-    module.load_state_dict(checkpoint.load_model(tmp_path / "r" / "model.safetensors"))
+    module.load_state_dict(load_file(tmp_path / "r" / "model.safetensors"))
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
@@ -214,12 +217,20 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("where", ["record", "checkpoint"])
 def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch, where):
+    """/dev/full refuses every byte as a full disk does; safetensors reports the same in its own words."""
     whole = run(tmp_path / "whole")
     interrupted(tmp_path / "r", 3)
-    full = OSError(errno.ENOSPC, "No space left on device")
     if where == "record":
-        monkeypatch.setattr(record.os, "fsync", lambda fd: (_ for _ in ()).throw(full))
+        opened = record.RunFolder._open
+
+        def open_full(self, size):
+            opened(self, size)
+            self._lines.close()
+            self._lines = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
+
+        monkeypatch.setattr(record.RunFolder, "_open", open_full)
     else:
+        full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         monkeypatch.setattr(checkpoint, "save_file", lambda tensors, path: (_ for _ in ()).throw(full))
     with pytest.raises(RunFolderError, match=r"the disk of .* is full; what was recorded so far is kept"):
         run(tmp_path / "r", resume=True)
@@ -228,6 +239,61 @@ def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch, where):
     assert not list(tmp_path.rglob("*.part"))
     again = run(tmp_path / "r", resume=True)
     assert torch.equal(whole.w, again.w)
+
+
+def test_what_a_run_killed_at_its_very_start_left_is_no_obstacle(tmp_path):
+    (tmp_path / "r").mkdir()
+    for name in (".lock", "environment.json", ".config.toml.part"):
+        (tmp_path / "r" / name).write_text("")
+    for resume in (True, False):
+        assert record.is_blank(tmp_path / "r") == resume
+        if resume:
+            assert run(tmp_path / "r", resume=True).status == "finished"
+
+
+def test_a_diverged_run_killed_before_its_summary_does_not_go_on(tmp_path):
+    first = run(tmp_path / "r", rounds=50, lr=1e100)
+    before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
+    (tmp_path / "r" / "summary.json").unlink()
+    again = run(tmp_path / "r", rounds=50, lr=1e100, resume=True)
+    assert (again.status, again.reason) == (first.status, first.reason)
+    assert (tmp_path / "r" / "rounds.jsonl").read_bytes() == before
+
+
+def test_garbage_behind_the_checkpoint_is_cut_off(tmp_path):
+    whole = run(tmp_path / "whole")
+    interrupted(tmp_path / "r", 3)
+    with (tmp_path / "r" / "rounds.jsonl").open("ab") as handle:
+        handle.write(bytes(5000) + b"\n{}\n")
+    assert torch.equal(run(tmp_path / "r", resume=True).w, whole.w)
+    assert lines(tmp_path / "whole") == lines(tmp_path / "r")
+
+
+def test_the_engine_of_a_resumed_run_is_the_one_it_had(tmp_path, monkeypatch):
+    interrupted(tmp_path / "r", 2, engine="stacked")
+    again = run(tmp_path / "r", resume=True, engine="auto")
+    assert again.config.engine == "stacked"
+
+
+@pytest.mark.parametrize("part", ["data", "partition", "initial model"])
+def test_other_things_under_the_same_names_are_refused(tmp_path, part):
+    config = Config.read({"cohort": 2, "clients": 8, "batch_size": 8, "rounds": 2, "engine": "loop"})
+
+    def start(changed, resume):
+        setting = prepare(
+            config,
+            data=blobs(seed=5 if changed == "data" else 0),
+            module=tiny_net(seed=5 if changed == "initial model" else 0),
+            partition=uneven(
+                90, (4, 16, 1, 9, 30, 5, 11, 14) if changed == "partition" else (3, 17, 1, 9, 30, 5, 11, 14)
+            ),
+        )
+        return execute(setting, method=methods.create("fedavg"), out=tmp_path / "r", resume=resume)
+
+    start(None, False)
+    start(None, True)
+    with pytest.raises(RunFolderError, match=f"other {part}"):
+        start(part, True)
 
 
 def test_replace_file_is_all_or_nothing(tmp_path):
@@ -274,8 +340,6 @@ def test_a_diverging_run_keeps_its_records(tmp_path):
 
 
 def test_the_resolved_configuration_is_complete():
-    from feddpc.run.config import Config
-
     setting = prepare(Config.read({"clients": 20, "cohort": 2}))
     config = setting.config
     assert (config.model, config.batch_size, config.server_lr, config.scaling) == ("cnn", 32, 0.1, "half")

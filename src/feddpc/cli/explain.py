@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from feddpc.cli import flags
+from feddpc.errors import BadInputError
 
 
 def methods(
@@ -95,9 +96,11 @@ def partition(
     from feddpc.run.files import explained
 
     given = {"data": data, "clients": clients, "alpha": alpha, "partition": partition, "seed": seed}
-    wanted = flags.wishes({k: v for k, v in given.items() if v is not None} | _small(clients), None, set_, []).config(
+    wanted = flags.wishes({k: v for k, v in given.items() if v is not None} | _small(clients), {}, set_, []).config(
         Config().method
     )
+    if out.suffix.lower() != ".png":
+        raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data)
     options = partition_options(wanted, len(source.y_train))
     dealt = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
@@ -134,6 +137,7 @@ def report(
 
     runs = tables.collect(folder)
     rows = tables.rows(runs)
+    page.refuse_to_overwrite(folder)
     paths = page.write_all(runs, folder)
     if as_json:
         typer.echo(json.dumps({"table": tables.as_dicts(rows), "files": [str(p) for p in paths]}))
@@ -141,4 +145,4 @@ def report(
         console = Console(soft_wrap=True)
         console.print(tables.rich_table(rows))
         for path in paths:
-            console.print(str(path), highlight=False)
+            console.print(str(path), highlight=False, markup=False)

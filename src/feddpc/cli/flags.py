@@ -96,28 +96,33 @@ Json = Annotated[
 
 def wishes(
     given: dict[str, Any],
-    file: Path | None,
+    table: dict[str, Any],
     sets: Sequence[str] | None,
     names: Sequence[str],
     *,
     extra: Sequence[str] = (),
     base: Wishes | None = None,
 ) -> Wishes:
-    """Merge file and flags over ``base``, what an earlier call asked for.
+    """Merge a file's ``table`` and flags over ``base``, what an earlier call asked for.
 
-    ``names`` are the methods that will run, ``extra`` the file's keys that are not for us.
+    ``names`` are the methods that will run, ``extra`` the keys of the table that are for the caller.
     """
     from feddpc.run.compare import Wishes
-    from feddpc.run.config import parse_set, read_toml
+    from feddpc.run.config import parse_set
 
     merged = base or Wishes()
-    if file is not None:
-        table = read_toml(file)
-        merged.absorb({k: v for k, v in table.items() if k not in extra}, names)
+    merged.absorb({k: v for k, v in table.items() if k not in extra}, names)
     merged.values.update({k: v for k, v in given.items() if v is not None})
     for text in sets or []:
         merged.set(*parse_set(text), names)
     return merged
+
+
+def table(file: Path | None) -> dict[str, Any]:
+    """Read a configuration file, once: it may be a pipe. Names may be written with hyphens, as flags are."""
+    from feddpc.run.config import read_toml
+
+    return {key.replace("-", "_"): value for key, value in read_toml(file).items()} if file else {}
 
 
 def listed(text: str, flag: str) -> list[str]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddpc.cli import flags
 from feddpc.errors import BadInputError, RunFolderError
+
+if TYPE_CHECKING:
+    from feddpc.run.config import Config
 
 #: The seven of the paper's table, FedAvg included.
 PAPER = "feddpc,fedavg,fedprox,fedexp,fedga,fedcm,fedvarp"
@@ -51,13 +54,16 @@ def run(
 ) -> None:
     """Train one model with one method."""
     given = _given(locals(), "method", "seed")
-    out, stored = _folder(out, resume, "run")
-    from feddpc.run.config import Config, read_toml
+    out, stored = _folder(out, resume, "run", quiet)
+    from feddpc.run.config import Config
     from feddpc.run.experiment import prepare
     from feddpc.run.runner import Stop, execute
 
-    name = given.get("method") or (read_toml(config).get("method") if config else None) or (stored or Config()).method
-    wishes = flags.wishes(given, config, set_, [name])
+    table = flags.table(config)
+    name = given.get("method", table.get("method", (stored or Config()).method))
+    if not isinstance(name, str):
+        raise BadInputError(f"method = {name!r}: must be one name; `feddpc compare` takes several")
+    wishes = flags.wishes(given, table, set_, [name])
     wishes.values.setdefault("threads", "auto")
     wanted = wishes.config(name) if stored is None else _resumed(out, stored, wishes.values, wishes.hyper.get(name, {}))
     display, stop = _display(quiet, as_json), Stop()
@@ -114,18 +120,24 @@ def compare(
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
     given = _given(locals())
-    out, _ = _folder(out, resume, "compare")
+    out, _ = _folder(out, resume, "compare", quiet)
     from feddpc.run import compare as comparison
-    from feddpc.run.config import read_toml
     from feddpc.run.runner import Stop
 
-    table = read_toml(config) if config else {}
+    table = flags.table(config)
+    for key in ("method", "seed"):
+        if key in table:
+            raise BadInputError(f"{key} in {config}: a comparison has {key}s, a list")
     planned = comparison.stored_plan(out) if resume else None
-    names = _names(methods, table.get("methods") or (planned and planned.methods))
-    numbers = _numbers(seeds, table.get("seeds") or (planned and planned.seeds))
-    wishes = flags.wishes(
-        given, config, set_, names, extra=["methods", "seeds"], base=planned.wishes if planned else None
-    )
+    names = _names(methods, table.get("methods"))
+    numbers = _numbers(seeds, table.get("seeds"))
+    if planned:  # what is there goes on; flags may add to it
+        names = list(dict.fromkeys([*planned.methods, *(names or [])]))
+        numbers = list(dict.fromkeys([*planned.seeds, *(numbers or [])]))
+    names, numbers = names or PAPER.split(","), numbers or [0]
+    base = planned.wishes if planned else None
+    wishes = flags.wishes(given, table, set_, names, extra=["methods", "seeds"], base=base)
+    wishes.values.setdefault("threads", "auto")
     display, stop = _display(quiet, as_json), Stop()
     with stop.on_interrupt(), display:
         outcomes = comparison.compare(
@@ -168,51 +180,60 @@ def _given(local: dict[str, Any], *more: str) -> dict[str, Any]:
     return given
 
 
-def _folder(out: Path | None, resume: bool, kind: str) -> tuple[Path, Any]:
+def _folder(out: Path | None, resume: bool, kind: str, quiet: bool) -> tuple[Path, Config | None]:
     """Return where results go, and the configuration that is there when a run is resumed."""
     if out is None:
         if resume:
             raise BadInputError("--resume needs --out FOLDER, the folder to continue")
         return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}", None
-    if kind == "run" and resume and out.exists():
-        from feddpc.run.record import load
+    if not resume:
+        return out, None
+    from feddpc.run.record import is_blank, load_config
 
-        return out, load(out).config
-    return out, None
+    if is_blank(out):
+        if not quiet:
+            typer.echo(f"nothing to resume in {out}: starting anew", err=True)
+        return out, None
+    if not out.is_dir():
+        raise RunFolderError(f"{out} is no folder: choose another --out")
+    return out, load_config(out) if kind == "run" else None
 
 
-def _resumed(out: Path, stored: Any, values: dict[str, Any], hyper: dict[str, Any]) -> Any:
+def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
     """Return the configuration of a run to continue; only the number of rounds may change."""
-    import dataclasses
-
     asked = {k: v for k, v in values.items() if k != "rounds"} | ({"hyper": hyper} if hyper else {})
     if different := stored.differences(asked):
         raise RunFolderError(
             f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
         )
-    return dataclasses.replace(stored, rounds=values.get("rounds", stored.rounds))
+    return type(stored).read({**stored.asdict(), "rounds": values.get("rounds", stored.rounds)})
 
 
-def _names(flag: str | None, otherwise: Any) -> list[str]:
+def _names(flag: str | None, listed: Any) -> list[str] | None:
     from feddpc import methods
 
     if flag == "all":
         return methods.names()
-    names = flags.listed(flag, "--methods") if flag is not None else otherwise or PAPER.split(",")
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+    names = flags.listed(flag, "--methods") if flag is not None else listed
+    if names is None:
+        return None
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise BadInputError(f"methods = {names!r}: must be a list of names")
     for name in names:
         methods.get(name)
     return names
 
 
-def _numbers(flag: str | None, otherwise: Any) -> list[int]:
-    try:
-        if flag is None:
-            return [int(n) for n in otherwise or [0]]
-        return [int(n) for n in flags.listed(flag, "--seeds")]
-    except (ValueError, TypeError):
-        raise BadInputError(f"seeds = {flag or otherwise!r}: must be whole numbers with commas between them") from None
+def _numbers(flag: str | None, listed: Any) -> list[int] | None:
+    if flag is None and listed is None:
+        return None
+    seeds = flags.listed(flag, "--seeds") if flag is not None else listed
+    whole = isinstance(seeds, list) and all(
+        n.removeprefix("-").isdecimal() if isinstance(n, str) and flag is not None else type(n) is int for n in seeds
+    )
+    if not whole or not seeds:
+        raise BadInputError(f"seeds = {flag or listed!r}: must be whole numbers with commas between them")
+    return [int(n) for n in seeds]
 
 
 def _display(quiet: bool, as_json: bool) -> Any:
@@ -240,7 +261,8 @@ def _present(summaries: list[dict[str, Any]], out: Path, quiet: bool, as_json: b
         console.print(tables.rich_table(rows))
         for path in paths:
             if path.suffix in (".png", ".html"):
-                console.print(f"{'page' if path.suffix == '.html' else 'curves'}: {path}", highlight=False)
+                kind = "page" if path.suffix == ".html" else "curves"
+                console.print(f"{kind}: {path}", highlight=False, markup=False)
 
 
 def _exit(interrupted: bool, statuses: list[str]) -> None:

@@ -22,6 +22,6 @@ def decode(path: Path) -> Dataset:
                 held = ", ".join(file.files) or "nothing"
                 raise DataError(f"{path} lacks {', '.join(missing)} (it holds {held}): save all of {', '.join(FIELDS)}")
             arrays = {field: file[field] for field in FIELDS}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a readable .npz file of plain arrays ({error})") from error
     return Dataset.from_arrays(**arrays, name=path.stem)

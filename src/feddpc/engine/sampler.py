@@ -189,7 +189,10 @@ def _weighted(pool: Pool, *, weights: npt.ArrayLike | None = None) -> Invite:
     field, given = ("sizes", pool.sizes) if weights is None else ("weights", weights)
     if given is None:
         raise BadInputError("sampler 'weighted' has nothing to weigh by: give the clients' sizes, or weights")
-    w = np.asarray(given, np.float64)
+    try:
+        w = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise BadInputError(f"{field} = {given!r}: must be numbers, one for each client") from None
     if w.shape != (pool.population,) or not (np.isfinite(w) & (w >= 0)).all():
         raise BadInputError(
             f"{field} of shape {w.shape}: must be {pool.population} finite numbers of at least 0, one for each client"
@@ -210,7 +213,10 @@ def _weighted(pool: Pool, *, weights: npt.ArrayLike | None = None) -> Invite:
 
 def _fixed(pool: Pool, *, schedule: Sequence[Sequence[int]] = ()) -> Invite:
     """Round t invites ``schedule[t - 1]``, however many these are."""
-    rounds = [np.asarray(ids, np.int64) for ids in schedule]
+    try:
+        rounds = [np.asarray(ids, np.int64) for ids in schedule]
+    except (TypeError, ValueError):
+        raise BadInputError(f"schedule = {schedule!r}: must be lists of client ids, one for each round") from None
     for t, ids in enumerate(rounds, start=1):
         good = ids.ndim == 1 and len(ids) > 0 and len(np.unique(ids)) == len(ids)
         if not good or ids.min() < 0 or ids.max() >= pool.population:

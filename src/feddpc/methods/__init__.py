@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.util
 import inspect
+import sys
+import types
 import typing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,21 +77,34 @@ lam, normalise_by_steps, projection, scaling, tau
     return cls(**{k: fit(f"{cls.name}: {k}", v, hints[k]) for k, v in hyper.items()})
 
 
+@functools.cache
+def _load(path: Path) -> types.ModuleType:
+    """Import a file once, under a name of its own; annotations and dataclasses look themselves up there."""
+    name = f"feddpc_method_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadInputError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise BadInputError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
 def _from_file(name: str) -> type[Method]:
     """Load a user's own method from ``FILE.py:CLASS`` (or ``FILE.py`` when it defines just one)."""
     file, _, wanted = name.partition(":")
     path = Path(file)
     if not path.is_file():
         raise BadInputError(f"method {name!r}: there is no file {file}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _load(path.resolve())
     found = {
         n: c
         for n, c in inspect.getmembers(module, inspect.isclass)
-        if issubclass(c, Method) and c.__module__ == path.stem
+        if issubclass(c, Method) and c.__module__ == module.__name__
     }
     if wanted and wanted not in found:
         raise unknown(f"class in {file}", wanted, found)

@@ -32,8 +32,8 @@ class ClusterFedVARP(Method):
 
     One client a cluster is FedVARP; full participation is FedAvg.
 
-    Departures: none known. A number deals the clients in one fixed random way, the same for every seed. Clusters by data
-    similarity are for the caller to give: the server of a real federation does not see the data.
+    Departures: none known. A number deals the clients in one fixed random way, the same for every seed. Clusters by
+    data similarity are for the caller to give: the server of a real federation does not see the data.
 
     Confidence: paper (through summaries) and one third-party code.
 

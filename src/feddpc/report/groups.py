@@ -10,8 +10,8 @@ from typing import Any
 from feddpc.run.config import PARTS
 from feddpc.run.record import StoredRun
 
-#: Neither decides what a run computes, only how fast: they part runs only where one seed would be counted twice.
-_HOW = ("engine", "device")
+#: None of these decides what a run computes, only how fast: they part runs only where one seed would be counted twice.
+_HOW = ("engine", "device", "threads")
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from string import Template
 from typing import Any
 
 from feddpc._version import __version__
-from feddpc.errors import BadInputError
+from feddpc.errors import BadInputError, RunFolderError
 from feddpc.report import figures, tables
 from feddpc.report.groups import Group, differing, groups, settings, show, status
 from feddpc.run.files import explained, replace_text
-from feddpc.run.record import StoredRun
+from feddpc.run.record import StoredRun, is_run
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -32,6 +32,20 @@ def write_all(runs: Sequence[StoredRun], folder: Path) -> list[Path]:
     figures.save(figures.curves(runs), curves)
     replace_text(table, tables.as_csv(tables.rows(runs)))
     return [curves, table, write(runs, page)]
+
+
+def refuse_to_overwrite(folder: Path) -> None:
+    """Raise if the report's files in ``folder`` are not ours: some are there, and no page of ours beside them."""
+    if is_run(folder) or (folder / "compare.json").is_file():
+        return
+    there = [folder / name for name in ("report.html", "table.csv", "curves.png") if (folder / name).exists()]
+    page = folder / "report.html"
+    with explained(folder):
+        ours = page.is_file() and '<meta name="generator" content="feddpc">' in page.read_text(
+            encoding="utf-8", errors="replace"
+        )
+    if there and not ours:
+        raise RunFolderError(f"{there[0]} is not from an earlier report and would be overwritten: move it away")
 
 
 def write(runs: Sequence[StoredRun], path: Path, *, title: str | None = None) -> Path:

@@ -58,10 +58,15 @@ def collect(folder: Path) -> list[StoredRun]:
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}: give one that `feddpc run` or `feddpc compare` wrote")
-    found = [load(path) for path in _below(folder)]
+    found = [load(path) for path in _below(folder) if path == folder or _ours(path)]
     if not found:
         raise RunFolderError(f"{folder} holds no run: give a folder that `feddpc run` or `feddpc compare` wrote")
     return found
+
+
+def _ours(path: Path) -> bool:
+    """Whether a folder with a config.toml is a run: other programs have files of that name."""
+    return any((path / name).exists() for name in ("rounds.jsonl", "environment.json", "summary.json"))
 
 
 def _below(folder: Path) -> list[Path]:

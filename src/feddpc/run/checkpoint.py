@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from feddpc.engine.memory import Memory
 from feddpc.engine.rounds import Progress
 from feddpc.errors import RunFolderError
-from feddpc.run.files import replace_file, replace_text
+from feddpc.run.files import explained, replace_file, replace_text
 
 FORMAT = 1
 
@@ -27,11 +26,13 @@ class Saved:
     round: int
     record_bytes: int
     tensors: dict[str, Tensor]
+    diverged: str | None = None  #: why the run must not go on
 
 
-def save(folder: Path, progress: Progress, record_bytes: int) -> None:
+def save(folder: Path, progress: Progress, record_bytes: int, diverged: str | None = None) -> None:
     """Write the state after ``progress.round``; the previous checkpoint stays valid until this one is complete."""
-    folder.mkdir(exist_ok=True)
+    with explained(folder):
+        folder.mkdir(exist_ok=True)
     tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
     for kind, memory in (("slots", progress.slots), ("clients", progress.clients)):
         ids, table = memory.export()
@@ -39,8 +40,14 @@ def save(folder: Path, progress: Progress, record_bytes: int) -> None:
     tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
     name = f"round-{progress.round:07d}.safetensors"
     replace_file(folder / name, lambda path: save_file(tensors, path))
-    note = {"format": FORMAT, "round": progress.round, "record_bytes": record_bytes, "file": name}
-    note["sha256"] = _digest(folder / name)
+    note = {
+        "format": FORMAT,
+        "round": progress.round,
+        "record_bytes": record_bytes,
+        "file": name,
+        "sha256": _digest(folder / name),
+        "diverged": diverged,
+    }
     replace_text(folder / "checkpoint.json", json.dumps(note, indent=1) + "\n")
     for old in folder.glob("round-*.safetensors"):
         if old.name != name:
@@ -59,7 +66,7 @@ def load(folder: Path) -> Saved | None:
         path = folder / Path(note["file"]).name
         if _digest(path) != note["sha256"]:
             raise RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
-        return Saved(int(note["round"]), int(note["record_bytes"]), load_file(path))
+        return Saved(int(note["round"]), int(note["record_bytes"]), load_file(path), note["diverged"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunFolderError(f"the checkpoint in {folder} cannot be read: {error}") from None
 
@@ -97,8 +104,3 @@ def _digest(path: Path) -> str:
 def save_model(path: Path, state_dict: dict[str, Tensor]) -> None:
     """Write a model's state_dict as safetensors."""
     replace_file(path, lambda temporary: save_file({k: v.contiguous() for k, v in state_dict.items()}, temporary))
-
-
-def load_model(path: Path) -> dict[str, torch.Tensor]:
-    """Read a model's state_dict."""
-    return dict(load_file(path))

@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from feddpc import methods
 from feddpc.errors import BadInputError, RunFolderError, unknown
 from feddpc.run.config import PARTS, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method, prepare
 from feddpc.run.files import explained, replace_text
-from feddpc.run.record import is_run, load
+from feddpc.run.record import is_blank, is_run, load_config
 from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
 
 INDEX = "compare.json"
@@ -43,12 +45,15 @@ class Wishes:
 
     def set(self, key: str, value: Any, names: Sequence[str]) -> None:
         """Apply one ``--set``: a hyper-parameter, METHOD.KEY, PART.KEY, or any other key of the configuration."""
-        part, dot, rest = key.partition(".")
+        part, dot, rest = key.rpartition(".")
         having = [n for n in names if key in hyper_names(n)]
-        if dot and part in names:
-            if rest not in hyper_names(part):
-                raise unknown(f"hyper-parameter of {part}", rest, hyper_names(part))
-            self.hyper.setdefault(part, {})[rest] = value
+        named = [n for n in names if part in (n, methods.get(n).name)]
+        if dot and named:
+            if rest not in hyper_names(named[0]):
+                raise unknown(f"hyper-parameter of {part}", rest, hyper_names(named[0]))
+            self.hyper.setdefault(named[0], {})[rest] = value
+        elif key in ("method", "seed"):
+            raise BadInputError(f"--set {key}=...: use --{key}, or --{key}s in a comparison")
         elif dot and part in PARTS:
             self.values.setdefault(PARTS[part], {})[rest] = value
         elif having:
@@ -63,7 +68,9 @@ class Wishes:
     def absorb(self, table: Mapping[str, Any], names: Sequence[str]) -> None:
         """Take in the contents of a TOML file; ``[hyper]`` may hold ``[hyper.METHOD]`` tables."""
         for key, value in table.items():
-            if key == "hyper" and isinstance(value, dict):
+            if key == "hyper":
+                if not isinstance(value, dict):
+                    raise BadInputError(f"hyper = {value!r} must be a table of names and values")
                 for name, inner in value.items():
                     self._absorb_hyper(name, inner, names)
             else:
@@ -129,7 +136,10 @@ def compare(
     for what, values in (("methods", names), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise BadInputError(f"{what} = {', '.join(map(str, values))}: one of them is there twice")
-    configs = [make_method(wishes.config(name, seed))[1] for seed in seeds for name in names]
+    configs = [_checked(wishes.config(name, seed)) for seed in seeds for name in names]
+    folders = [run_name(name, seeds[0]) for name in names]
+    if len(set(folders)) < len(folders):
+        raise BadInputError(f"methods = {', '.join(names)}: two of them have the same name")
     _claim(out, Plan(list(names), list(seeds), wishes), resume)
     outcomes: list[Outcome] = []
     setting: Setting | None = None
@@ -137,7 +147,7 @@ def compare(
     for config in configs:
         folder = out / run_name(config.method, config.seed)
         if resume and is_run(folder):
-            stored = load(folder).config
+            stored = load_config(folder)
             config = dataclasses.replace(stored, rounds=wishes.values.get("rounds", stored.rounds))
             engine_name = engine_name or stored.engine
         if setting is None or setting.config.seed != config.seed:
@@ -166,15 +176,22 @@ def compare(
     return outcomes
 
 
+def _checked(config: Config) -> Config:
+    """Return a configuration with all hyper-parameters, after everything that can be checked without data was."""
+    method, config = make_method(config)
+    method.init_server(torch.zeros(1), config.clients)
+    return config
+
+
 def _filled(shared: Config, wanted: Config) -> Config:
     """Return the complete shared configuration with what belongs to one method."""
     return dataclasses.replace(shared, method=wanted.method, hyper=wanted.hyper, rounds=wanted.rounds)
 
 
-def _refuse_changes(folder: Path, stored: Config, asked: Config, wishes: Wishes) -> None:
+def _refuse_changes(folder: Path, asked: Config, wishes: Wishes) -> None:
     given = {k: v for k, v in wishes.values.items() if k not in ("rounds", "hyper")}
     given |= {"hyper": asked.hyper, "seed": asked.seed}
-    if different := stored.differences(given):
+    if different := load_config(folder).differences(given):
         raise RunFolderError(
             f"{folder} was made with another configuration ({'; '.join(different)}): choose another --out"
         )
@@ -182,7 +199,7 @@ def _refuse_changes(folder: Path, stored: Config, asked: Config, wishes: Wishes)
 
 def _claim(out: Path, plan: Plan, resume: bool) -> None:
     """Make the folder of a comparison, or check that the one there may be continued, and write down what is planned."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_blank(out):
         if not (out / INDEX).exists():
             raise RunFolderError(f"{out} exists and holds something that is no comparison: choose another --out")
         if not resume:
@@ -192,7 +209,7 @@ def _claim(out: Path, plan: Plan, resume: bool) -> None:
     runs = {run_name(name, seed): (name, seed) for seed in plan.seeds for name in plan.methods}
     for name, (method, seed) in runs.items():
         if is_run(out / name):
-            _refuse_changes(out / name, load(out / name).config, plan.wishes.config(method, seed), plan.wishes)
+            _refuse_changes(out / name, plan.wishes.config(method, seed), plan.wishes)
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
     replace_text(out / INDEX, json.dumps({"runs": list(runs), **asdict(plan)}, indent=1) + "\n")

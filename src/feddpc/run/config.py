@@ -60,6 +60,7 @@ class Config:
         for name in ("clients", "cohort", "rounds", "epochs", "batch_size", "threads"):
             value = getattr(self, name)
             _require(value is None or value == "auto" or value >= 1, name, value, "at least 1")
+        _require(not isinstance(self.threads, int) or self.threads <= 1024, "threads", self.threads, "at most 1024")
         _require(self.cohort <= self.clients, "cohort", self.cohort, f"at most clients = {self.clients}")
         for name in ("lr", "server_lr", "alpha", "lr_decay"):
             value = getattr(self, name)
@@ -82,7 +83,7 @@ class Config:
 
     def differences(self, given: Mapping[str, Any]) -> list[str]:
         """Say where ``given`` asks for something else than this configuration; ``auto`` asks for nothing."""
-        own = self.asdict()
+        own, given = _plain(self.asdict()), _plain(given)
         found = []
         for key, value in given.items():
             if isinstance(value, dict):
@@ -92,6 +93,13 @@ class Config:
             elif value != "auto" and own.get(key) != value:
                 found.append(f"{key} = {value!r}, was {own.get(key)!r}")
         return found
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as TOML would give it back: lists for tuples."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _fit(key: str, value: Any, hint: Any) -> Any:
@@ -127,9 +135,13 @@ def parse_set(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise BadInputError(f"--set {text!r}: write KEY=VALUE")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
+    plain = parsed.get("value")
+    return key.strip(), plain if isinstance(plain, bool | int | float | str | list) and len(
+        parsed
+    ) == 1 else value.strip()
 
 
 def write_toml(values: Mapping[str, Any]) -> str:

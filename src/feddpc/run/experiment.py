@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,23 @@ class Setting:
         """The map between the model and its vector."""
         return self.task.flat
 
+    def fingerprint(self) -> dict[str, str]:
+        """Return a hash of each thing that a configuration only names: data (a sample of them), partition, model."""
+        some = np.linspace(0, len(self.data.x_train) - 1, 64).astype(np.int64)
+        layout = [f"{n} {tuple(s)}" for n, s in zip(self.flat.names, self.flat.shapes, strict=True)]
+        return {
+            "data": _hash(self.data.x_train[some], self.data.y_train, self.data.x_test.shape, self.data.y_test),
+            "partition": _hash(self.partition.order, self.partition.starts),
+            "initial model": _hash(layout, self.w0.cpu().numpy()),
+        }
+
+
+def _hash(*things: object) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for thing in things:
+        digest.update(np.ascontiguousarray(thing).tobytes() if isinstance(thing, np.ndarray) else repr(thing).encode())
+    return digest.hexdigest()
+
 
 def prepare(
     config: Config, *, data: Dataset | None = None, module: nn.Module | None = None, partition: Partition | None = None
@@ -61,7 +79,12 @@ def prepare(
     partition.check(len(data.y_train))
     if module is None:
         shape = _image(data)
-        module = models.seeded(lambda: models.make(config.model, **shape, **config.model_options), config.seed)
+        try:
+            module = models.seeded(lambda: models.make(config.model, **shape, **config.model_options), config.seed)
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            raise BadInputError(
+                f"model {config.model!r} with {config.model_options} cannot be built: {error}"
+            ) from None
     models.check_supported(module)
     shift = max(2, data.sample_shape[0] // 8) if config.augment else 0
     task = Classification(
@@ -214,6 +237,8 @@ def _device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it computes nothing")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise BadInputError(f"device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from feddpc.errors import RunFolderError
 
 
@@ -16,12 +18,15 @@ def explained(path: Path) -> Iterator[None]:
     """Turn an operating-system error about ``path`` into one that says what to do."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError) as error:
+        # safetensors wraps the system's error in one of its own, with the number in the text.
+        number = error.errno if isinstance(error, OSError) else errno.ENOSPC if "os error 28" in str(error) else None
+        if number in (errno.ENOSPC, errno.EDQUOT):
             raise RunFolderError(
                 f"the disk of {path} is full; what was recorded so far is kept: free some space and use --resume"
             ) from error
-        raise RunFolderError(f"{path} cannot be used: {error.strerror or error}") from error
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise RunFolderError(f"{path} cannot be used: {reason or error}") from error
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -30,6 +35,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     with explained(path):
         try:
             write(temporary)
+            temporary.chmod(0o644)
             with temporary.open("rb+") as handle:
                 os.fsync(handle.fileno())
             temporary.replace(path)

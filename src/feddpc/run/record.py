@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -41,14 +42,14 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint = path / "checkpoint"
-        self._lock: BinaryIO | None = None
-        self._lines: BinaryIO | None = None
+        self._lock: IO[bytes] | None = None
+        self._lines: io.FileIO | None = None
 
     @classmethod
     def create(cls, path: Path, config: Config, environment: dict[str, Any]) -> RunFolder:
         """Make a new run folder; a folder that already holds anything is left alone."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            if (path / "config.toml").exists():
+        if not is_blank(path):
+            if is_run(path):
                 raise RunFolderError(
                     f"{path} already holds a run: add --resume to continue it, or choose another --out"
                 )
@@ -77,11 +78,12 @@ class RunFolder:
         return self._lines.tell()
 
     def append(self, record: Record) -> None:
-        """Add a round, in one write."""
+        """Add a round; a line torn by a full disk is cut off when the run is resumed."""
         assert self._lines is not None
         with explained(self.path):
-            self._lines.write(line(record))
-            self._lines.flush()
+            left = memoryview(line(record))
+            while left:
+                left = left[self._lines.write(left) :]
 
     def sync(self) -> None:
         """Bring the records to the disk."""
@@ -110,7 +112,7 @@ class RunFolder:
             path.touch()
             if path.stat().st_size < size:
                 raise RunFolderError(f"{path} is shorter than its checkpoint says: it was changed; start a new run")
-            self._lines = path.open("rb+")
+            self._lines = path.open("rb+", buffering=0)
             self._lines.truncate(size)
             self._lines.seek(size)
 
@@ -165,21 +167,35 @@ def is_run(path: Path) -> bool:
     return (path / "config.toml").is_file()
 
 
-def load(path: Path) -> StoredRun:
-    """Read a run folder, finished or not."""
+def is_blank(path: Path) -> bool:
+    """Say whether a run may begin in ``path``: nothing is there, or only what a run killed at its very start left."""
+    started = {".lock", "environment.json", ".environment.json.part", ".config.toml.part", ".compare.json.part"}
+    with explained(path):
+        return not path.exists() or (path.is_dir() and all(p.name in started for p in path.iterdir()))
+
+
+def load_config(path: Path) -> Config:
+    """Read the configuration of a run folder."""
     if not is_run(path):
         raise RunFolderError(f"{path} is no run folder: it has no config.toml")
     try:
-        config = Config.read(read_toml(path / "config.toml"))
+        return Config.read(read_toml(path / "config.toml"))
     except BadInputError as error:
         raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
+
+
+def load(path: Path) -> StoredRun:
+    """Read a run folder, finished or not."""
+    config = load_config(path)
     records = read_records(path / "rounds.jsonl")
-    return StoredRun(path, config, records, _json(path / "summary.json"), _json(path / "environment.json") or {})
+    summary = read_json(path / "summary.json") or None
+    return StoredRun(path, config, records, summary, read_json(path / "environment.json"))
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds a table; an absent one is empty."""
     if not path.exists():
-        return None
+        return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -210,8 +226,10 @@ def summarise(config: Config, records: Sequence[dict[str, Any]], status: str, re
     }
 
 
-def environment(engine: str, timings: dict[str, float], device: str) -> dict[str, Any]:
-    """Describe the machine and the versions a run was made with."""
+def environment(
+    engine: str, timings: dict[str, float], device: str, fingerprint: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Describe the machine and the versions a run was made with, and what it was made from."""
     return {
         "feddpc": __version__,
         "python": platform.python_version(),
@@ -225,4 +243,5 @@ def environment(engine: str, timings: dict[str, float], device: str) -> dict[str
         "engine": engine,
         "engine_seconds": timings,
         "command": sys.argv,
+        "fingerprint": fingerprint or {},
     }

@@ -23,7 +23,7 @@ from feddpc.methods.base import Method
 from feddpc.run import checkpoint
 from feddpc.run.config import Config
 from feddpc.run.experiment import Setting, choose_engine, make_method
-from feddpc.run.record import RunFolder, environment, is_run, line, load, read_records, summarise
+from feddpc.run.record import RunFolder, environment, is_run, line, load_config, read_json, read_records, summarise
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -92,19 +92,22 @@ def execute(
         method, config = make_method(setting.config)
     else:
         config = dataclasses.replace(setting.config, method=method.name, hyper=method.hyper())
+    resume = resume and out is not None and is_run(out)
     if engine is None:
-        engine, timings = choose_engine(config.engine, setting, method)
+        stored = load_config(out).engine if resume and out is not None else "auto"
+        engine, timings = choose_engine(stored if config.engine == "auto" else config.engine, setting, method)
     config = dataclasses.replace(config, engine=engine.name)
     progress = Progress.begin(method, setting.w0, setting.federation.population)
     folder: RunFolder | None = None
     records: list[dict[str, Any]] = []
-    if out is not None and resume and is_run(out):
-        folder, records = _continue(out, config, progress)
+    ended: tuple[str, str | None] | None = None
+    if out is not None and resume:
+        folder, records, ended = _continue(out, config, progress, setting)
     elif out is not None:
-        folder = RunFolder.create(out, config, environment(engine.name, timings or {}, config.device))
+        about = environment(engine.name, timings or {}, config.device, setting.fingerprint())
+        folder = RunFolder.create(out, config, about)
     keeper = _Keeper(folder, progress, checkpoint_seconds)
     try:
-        ended = _ended(out, records, config) if records else None
         while ended is None:
             record = advance(setting.federation, method, engine, progress)
             records.append(json.loads(line(record)))
@@ -139,7 +142,7 @@ class _Keeper:
         if not last and began < self.due:
             return
         self.folder.sync()  # the records must be on the disk before a checkpoint says so
-        checkpoint.save(self.folder.checkpoint, self.progress, self.folder.record_bytes)
+        checkpoint.save(self.folder.checkpoint, self.progress, self.folder.record_bytes, record.diverged)
         # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
         took = time.monotonic() - began
         self.due = time.monotonic() + max(self.seconds, 20 * took if self.seconds else 0.0)
@@ -155,19 +158,16 @@ def _why(record: Record, config: Config, stop: Stop) -> tuple[str, str | None] |
     return None
 
 
-def _ended(out: Path | None, records: list[dict[str, Any]], config: Config) -> tuple[str, str | None] | None:
-    """Say how a resumed run had already ended, or return None if it has not."""
-    summary = load(out).summary if out is not None else None
-    if summary is not None and summary["status"] == "diverged" and summary["rounds"] == len(records):
-        return "diverged", summary["reason"]
-    return ("finished", None) if len(records) >= config.rounds else None
-
-
-def _continue(out: Path, config: Config, progress: Progress) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """Open a run folder at its last checkpoint and move ``progress`` there."""
-    stored = load(out).config
+def _continue(
+    out: Path, config: Config, progress: Progress, setting: Setting
+) -> tuple[RunFolder, list[dict[str, Any]], tuple[str, str | None] | None]:
+    """Open a run folder at its last checkpoint, move ``progress`` there, and say how the run had ended, if it had."""
+    stored = load_config(out)
     given = {k: v for k, v in config.asdict().items() if k != "rounds"}
-    if different := stored.differences(given):
+    different = stored.differences(given)
+    before, now = read_json(out / "environment.json").get("fingerprint", {}), setting.fingerprint()
+    different += [f"other {part}" for part in before if before[part] != now.get(part)]
+    if different:
         raise RunFolderError(
             f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
         )
@@ -180,7 +180,7 @@ def _continue(out: Path, config: Config, progress: Progress) -> tuple[RunFolder,
         records = read_records(out / "rounds.jsonl", size)
         if len(records) != progress.round:
             raise RunFolderError(
-                f"{out}: {len(records)} rounds are recorded but the checkpoint is of round {progress.round}"
+                f"{out}: {len(records)} rounds are recorded, the checkpoint is of round {progress.round}"
             )
         if config.rounds < progress.round:
             raise RunFolderError(
@@ -191,4 +191,6 @@ def _continue(out: Path, config: Config, progress: Progress) -> tuple[RunFolder,
     except BaseException:
         folder.close()
         raise
-    return folder, records
+    if saved is not None and saved.diverged:
+        return folder, records, ("diverged", f"round {saved.round}: {saved.diverged}")
+    return folder, records, ("finished", None) if len(records) >= config.rounds else None
