@@ -73,8 +73,9 @@ def test_compare_from_start_to_page(tmp_path):
     assert re.search(r"feddpc\s+0, 1\s+\d+\.\d\d ± \d+\.\d\d", done.stdout)
     assert "page: X/report.html" in done.stdout
     assert "feddpc seed 0  round 5/5  accuracy" in done.stdout
-    for name in ("report.html", "curves.png", "table.csv", "compare.json"):
+    for name in ("report.html", "curves.png", "table.csv", "compare.json", "partition.png"):
         assert (tmp_path / "X" / name).stat().st_size > 0
+    assert "Who holds what" in (tmp_path / "X" / "report.html").read_text()
     folders = ["feddpc-seed0", "fedavg-seed0", "feddpc-seed1", "fedavg-seed1"]
     assert json.loads((tmp_path / "X" / "compare.json").read_text())["runs"] == folders
     runs = {name: read_records(tmp_path / "X" / name / "rounds.jsonl") for name in folders}

@@ -14,6 +14,7 @@ from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
     from feddpc.run.config import Config
+    from feddpc.run.runner import Outcome
 
 #: The seven of the paper's table, FedAvg included.
 PAPER = "feddpc,fedavg,fedprox,fedexp,fedga,fedcm,fedvarp"
@@ -79,7 +80,7 @@ def run(
             checkpoint_seconds=checkpoint_seconds,
         )
         display.end(outcome.summary)
-    _present([outcome.summary], out, quiet, as_json, single=True)
+    _present([outcome], out, quiet, as_json, single=True)
     _exit(stop.wanted, [outcome.status])
 
 
@@ -150,7 +151,7 @@ def compare(
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
         )
-    _present([o.summary for o in outcomes], out, quiet, as_json)
+    _present(outcomes, out, quiet, as_json)
     _exit(stop.wanted, [o.status for o in outcomes])
 
 
@@ -244,10 +245,12 @@ def _display(quiet: bool, as_json: bool) -> Any:
     return Display(Console(stderr=as_json), quiet=quiet)
 
 
-def _present(summaries: list[dict[str, Any]], out: Path, quiet: bool, as_json: bool, *, single: bool = False) -> None:
-    """Write table, curves and page, and show them."""
+def _present(outcomes: list[Outcome], out: Path, quiet: bool, as_json: bool, *, single: bool = False) -> None:
+    """Write pictures, table and page, and show them."""
     from feddpc.report import page, tables
 
+    _picture(outcomes[0], out / "partition.png")
+    summaries = [outcome.summary for outcome in outcomes]
     runs = tables.collect(out)
     rows = tables.rows(runs)
     paths = page.write_all(runs, out)
@@ -270,3 +273,16 @@ def _exit(interrupted: bool, statuses: list[str]) -> None:
         raise typer.Exit(130)
     if all(status == "diverged" for status in statuses):
         raise typer.Exit(1)
+
+
+def _picture(outcome: Outcome, path: Path) -> None:
+    """Draw who holds what, once, for the page; the first seed's partition stands for the others."""
+    config, partition, data = outcome.config, outcome.setting.partition, outcome.setting.data
+    if path.exists() or len(partition) > 10_000:
+        return
+    from feddpc.report import partition_picture
+    from feddpc.run.files import explained
+
+    title = f"{config.data}: {config.partition}, {config.clients} clients, seed {config.seed}"
+    with explained(path):
+        partition_picture.draw(partition.counts(data.y_train, data.classes), path, data.class_names, title)

@@ -68,6 +68,7 @@ class Outcome:
     summary: dict[str, Any]
     w: Tensor
     folder: Path | None
+    setting: Setting  #: what it ran on
 
 
 def execute(
@@ -123,7 +124,7 @@ def execute(
     finally:
         if folder is not None:
             folder.close()
-    return Outcome(config, status, reason, records, summary, progress.w, out)
+    return Outcome(config, status, reason, records, summary, progress.w, out, setting)
 
 
 class _Keeper:
