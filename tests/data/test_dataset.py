@@ -113,3 +113,10 @@ def test_a_senseless_number_of_classes_is_refused(classes):
 def test_class_names_must_match_the_classes():
     with pytest.raises(BadInputError, match="2 class names for 3 classes"):
         build(images(4, 5, 5), class_names=("a", "b"))
+
+
+@pytest.mark.parametrize("label", [10**9, 2**63])
+def test_a_label_that_is_no_class_number_is_refused(label):
+    x = np.zeros((2, 4, 4, 1), np.uint8)
+    with pytest.raises(DataError, match=r"y_train\[1\] is"):
+        Dataset.from_arrays(x, np.array([0, label], dtype=np.uint64), x, [0, 1])

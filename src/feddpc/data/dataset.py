@@ -12,6 +12,8 @@ import numpy.typing as npt
 from feddpc.errors import BadInputError, DataError
 
 Array = npt.NDArray[Any]
+#: A label beyond this is no class number but a mistake, and a model with so many outputs would fill the memory.
+MOST_CLASSES = 100_000
 FIELDS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -163,6 +165,8 @@ def _labels(value: Any, field: str) -> Array:
         raise DataError(f"{field} is empty: give at least one label")
     if not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"{field} has type {y.dtype} (first value {y[0]}): labels are integers, 0 to classes - 1")
+    if y.max() >= MOST_CLASSES:
+        raise DataError(f"{field}[{y.argmax()}] is {y.max()}: labels are class numbers from 0, below {MOST_CLASSES}")
     return y
 
 

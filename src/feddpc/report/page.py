@@ -251,6 +251,7 @@ def _line(values: Sequence[str]) -> str:
 def _environment(run: StoredRun) -> dict[str, Any]:
     """Return what is known of the machine; of the command, not where the program lies."""
     known = dict(run.environment)
+    known.pop("fingerprint", None)  # for resuming, not for reading
     timings, command = known.pop("engine_seconds", None), known.get("command")
     if isinstance(timings, dict):
         known |= {f"trial round, {name} (s)": seconds for name, seconds in timings.items()}
