@@ -98,3 +98,22 @@ def test_extreme_scales_do_not_overflow():
         look = algebra.residuals(x, torch.tensor([scale, 0.0]))
         assert float(look.r2_m.sqrt()) == pytest.approx(4 * scale, rel=1e-6)
         assert float(look.cosine_m) == pytest.approx(0.6, rel=1e-6)
+
+
+@pytest.mark.parametrize(("x_scale", "g_scale"), [(1e-20, 1.0), (1.0, 1e-20), (1e20, 1.0), (1.0, 1e20), (1e-30, 1e30)])
+def test_long_rows_at_extreme_scales(x_scale, g_scale):
+    """Their squares neither vanish nor overflow, as they would in float32."""
+    gen = torch.Generator().manual_seed(0)
+    x, g = torch.randn(2, algebra.LONG + 3, generator=gen), torch.randn(algebra.LONG + 3, generator=gen)
+    plain, scaled = algebra.residuals(x, g), algebra.residuals(x * x_scale, g * g_scale)
+    torch.testing.assert_close(scaled.x2_m.sqrt() / x_scale, plain.x2_m.sqrt(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(scaled.r2_m.sqrt() / x_scale, plain.r2_m.sqrt(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(scaled.cosine_m, plain.cosine_m, rtol=1e-4, atol=1e-8)
+
+
+def test_long_zero_rows():
+    x, g = torch.zeros(2, algebra.LONG), torch.zeros(algebra.LONG)
+    x[0, 5] = 2.0
+    look = algebra.residuals(x, g)
+    assert look.p_m.tolist() == [0, 0]
+    assert look.r2_m.tolist() == [4, 0]

@@ -29,14 +29,18 @@ TILE = 1 << 8
 def row_dots(x_md: Tensor, g_d: Tensor) -> Tensor:
     """Return ``<x_j, g>`` for every row, in float64."""
     if _long(x_md):
-        return _long_sums(x_md, g_d, squares=False)[0]
+        dot_m, x2_m = _tiled_sums(x_md, g_d)
+        if _held(x2_m, x_md) and _held(square(g_d), x_md):
+            return dot_m
     return _over_blocks(x_md, lambda x, b: x @ g_d[b].double())
 
 
 def row_squares(x_md: Tensor) -> Tensor:
     """Return ``<x_j, x_j>`` for every row, in float64."""
     if _long(x_md):
-        return _long_sums(x_md, None)[1]
+        _, x2_m = _tiled_sums(x_md, None)
+        if _held(x2_m, x_md):
+            return x2_m
     return _over_blocks(x_md, lambda x, _: torch.linalg.vecdot(x, x))
 
 
@@ -127,9 +131,14 @@ def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool
     tensor([16.,  0.], dtype=torch.float64)
     """
     look = x_md.device.type == "cpu" if look is None else look
-    tiled = look and _long(x_md)
-    dot_m, x2_m = _long_sums(x_md, g_d) if tiled else _exact_sums(x_md, g_d)
     g2 = square(g_d) if g2 is None else g2
+    tiled = look and _long(x_md) and _held(g2, x_md)
+    if tiled:
+        dot_m, x2_m = _tiled_sums(x_md, g_d)
+        tiled = _held(x2_m, x_md)
+    if not tiled:
+        dot_m = _over_blocks(x_md, lambda x, b: x @ g_d[b].double())
+        x2_m = _over_blocks(x_md, lambda x, _: torch.linalg.vecdot(x, x))
     p_m = safe_ratio(dot_m, g2)
     r2_m = (x2_m - dot_m * p_m).clamp(min=0)
     near_m = r2_m < (0.5 if tiled else 1e-4) * x2_m
@@ -168,12 +177,9 @@ def _columns(x_md: Tensor, size: int) -> list[slice]:
     return [slice(i, i + size) for i in range(0, x_md.shape[1], size)]
 
 
-def _exact_sums(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
-    """Return dots with ``g`` and squares of the rows, in float64 throughout."""
-    return (
-        _over_blocks(x_md, lambda x, b: x @ g_d[b].double()),
-        _over_blocks(x_md, lambda x, _: torch.linalg.vecdot(x, x)),
-    )
+def _held(squares: Tensor, x_md: Tensor) -> bool:
+    """Whether float32 could hold the terms of these sums of squares: none vanished, none overflowed."""
+    return bool(((x_md.shape[1] * 1e-30 < squares) & (squares < 1e30)).all())
 
 
 def _over_blocks(x_md: Tensor, part: Callable[[Tensor, slice], Tensor]) -> Tensor:
@@ -184,23 +190,20 @@ def _over_blocks(x_md: Tensor, part: Callable[[Tensor, slice], Tensor]) -> Tenso
     return total_m
 
 
-def _long_sums(x_md: Tensor, g_d: Tensor | None, *, squares: bool = True) -> tuple[Tensor, Tensor]:
-    """Return dots with ``g`` and squares of long rows: float32 within blocks and tiles, float64 across them."""
-    m = len(x_md)
-    whole = x_md.shape[1] // TILE * TILE
+def _tiled_sums(x_md: Tensor, g_d: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return dots with ``g``, if given, and squares of the rows: float32 within blocks and tiles, float64 across."""
+    m, whole = len(x_md), x_md.shape[1] // TILE * TILE
     size = CACHED // m // TILE * TILE or TILE
     products = x_md.new_empty(m, size)  # one buffer for all blocks: it stays in cache
-    rest = x_md[:, whole:].double()
     dots, norms = [], []
-    for b in _columns(x_md[:, :whole], size):
-        x = x_md[:, :whole][:, b]
+    for i in range(0, whole, size):
+        b = slice(i, min(i + size, whole))
+        x = x_md[:, b]
         if g_d is not None:
-            dots.append(torch.mul(x, g_d[:whole][b], out=products[:, : x.shape[1]]).sum(1))
-        if squares:
-            norms.append(torch.linalg.vector_norm(x.reshape(m, -1, TILE), dim=2))
-    dot_m, x2_m = torch.zeros(2, m, dtype=torch.float64)
-    if g_d is not None:
-        dot_m = torch.stack(dots).double().sum(0) + rest @ g_d[whole:].double()
-    if squares:
-        x2_m = torch.cat(norms, dim=1).double().square_().sum(1) + rest.square().sum(1)
-    return dot_m, x2_m
+            dots.append(torch.mul(x, g_d[b], out=products[:, : x.shape[1]]).sum(1))
+        norms.append(torch.linalg.vector_norm(x.reshape(m, -1, TILE), dim=2))
+    rest = x_md[:, whole:].double()
+    x2_m = torch.cat(norms, dim=1).double().square_().sum(1) + rest.square().sum(1)
+    if g_d is None:
+        return torch.zeros_like(x2_m), x2_m
+    return torch.stack(dots).double().sum(0) + rest @ g_d[whole:].double(), x2_m
