@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-slow lint format types contract check bench clean
+.PHONY: help demo test lint format types contract check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -23,10 +23,7 @@ demo: $(VENV)/installed  ## compare seven methods on digits: table, curves, page
 	@$(BIN)/feddpc compare --data digits --clients 100 --cohort 10 --alpha 0.2 --rounds 60 --seeds 0,1
 
 test: $(VENV)/installed-dev  ## run the test suite
-	@$(BIN)/python -m pytest -q -n auto -m "not slow"
-
-test-slow: $(VENV)/installed-dev  ## run the tests that take minutes
-	@$(BIN)/python -m pytest -q -m slow
+	@$(BIN)/python -m pytest -q -n auto
 
 lint: $(VENV)/installed-dev  ## check style and formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ import os
 import tarfile
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -21,19 +22,19 @@ LARGEST_MEMBER = 1 << 30
 _GZIP, _ZIP = b"\x1f\x8b", b"PK"
 
 
-class Tree:
+class Tree(ABC):
     """The files below ``path``, with names relative to it and ``/`` between their parts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @abstractmethod
     def names(self) -> list[str]:
         """List every regular file, sorted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Yield ``(name, content)`` of the wanted files, in whichever order reads fastest."""
-        raise NotImplementedError
 
 
 def open_tree(path: Path) -> Tree:
