@@ -45,7 +45,7 @@ def _top(
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
-    # Large vectors on huge pages: a server step at 11 million parameters otherwise spends a third of its time on page
+    # Large vectors on huge pages: a server step at 11 million parameters otherwise spends a quarter of its time on page
     # faults. Read by torch when it first allocates, so it must be set before; the library itself leaves it alone.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:

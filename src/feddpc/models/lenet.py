@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from feddpc.errors import BadInputError, unknown
+from feddpc.models.base import BodyAndHead
 
 # conv, conv, fully connected, fully connected
 _WIDTHS = {"A": (6, 16, 120, 84), "B": (64, 64, 384, 192)}
 _SMALLEST = 16
 
 
-class LeNet5(nn.Module):
+class LeNet5(BodyAndHead):
     """Two 5x5 convolutions without padding, each with 2x2 max-pooling, then three linear layers.
 
     | variant | layers | parameters, CIFAR-10 | used in |
@@ -50,13 +51,3 @@ class LeNet5(nn.Module):
             nn.ReLU(),
         )
         self.head = nn.Linear(fourth, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return what the last layer sees, ``[batch, 84]`` (A) or ``[batch, 192]`` (B)."""
-        out: Tensor = self.body(x)
-        return out
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, ``[batch, classes]``."""
-        out: Tensor = self.head(self.features(x))
-        return out

@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from feddpc.errors import BadInputError, unknown
+from feddpc.models.base import BodyAndHead
 from feddpc.options import whole
 
 _WIDTHS = (64, 128, 256, 512)
 
 
-class ResNet18(nn.Module):
+class ResNet18(BodyAndHead):
     """Eighteen layers in four stages of two residual blocks each, then the global average and a linear head.
 
     ``stem="7x7"`` is that of ImageNet networks (stride 2, then max-pooling; a 32-fold shrinking), ``"3x3"`` that of
@@ -53,11 +54,6 @@ class ResNet18(nn.Module):
         """Return what the last layer sees, ``[batch, 512]``."""
         out: Tensor = self.stages(self.stem(x))
         return out.mean((2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, ``[batch, classes]``."""
-        out: Tensor = self.head(self.features(x))
-        return out
 
 
 class _Block(nn.Module):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from feddpc.errors import BadInputError
+from feddpc.models.base import BodyAndHead
 from feddpc.options import whole
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(BodyAndHead):
     """Two padded 3x3 convolutions, each with ReLU and 2x2 max-pooling, then a linear head; for 8x8 digits and up.
 
     >>> sum(p.numel() for p in SmallCNN(classes=10, channels=1, size=8).parameters())
@@ -33,18 +34,8 @@ class SmallCNN(nn.Module):
         )
         self.head = nn.Linear(2 * width * (size // 4) ** 2, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return what the last layer sees: the second map, flat."""
-        out: Tensor = self.body(x)
-        return out
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, ``[batch, classes]``."""
-        out: Tensor = self.head(self.features(x))
-        return out
-
-
-class MLP(nn.Module):
+class MLP(BodyAndHead):
     """Linear layers with ReLU between them, on the flattened input; without hidden layers, a linear classifier.
 
     For rows of n numbers give ``channels=n, size=1``.
@@ -64,13 +55,3 @@ class MLP(nn.Module):
             before = width
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(before, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return what the last layer sees: the last hidden layer."""
-        out: Tensor = self.body(x)
-        return out
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, ``[batch, classes]``."""
-        out: Tensor = self.head(self.features(x))
-        return out
