@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -87,6 +87,18 @@ class Task(ABC):
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of ``batch`` at parameters ``y``."""
 
+    def part(self, y: Tensor, name: str, *args: Any) -> Any:
+        """Return what a part of the network, such as ``features``, makes of ``args`` at parameters ``y``."""
+        raise BadInputError(f"{type(self).__name__} has no network, so there is no {name}: choose another method")
+
+    def mask(self, prefix: str) -> Tensor:
+        """Return a vector that is 1 at the parameters whose names start with ``prefix``."""
+        raise BadInputError(f"{type(self).__name__} has no network, so there is no {prefix}: choose another method")
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Return samples as the network wants them; ``x`` has the values of the data set, averages of them included."""
+        return x
+
     def full_gradient(self, y: Tensor, data: Iterable[Rows]) -> Tensor:
         """Return the gradient at ``y`` of the mean loss over all samples of ``data``."""
         total, seen = torch.zeros_like(y), y.new_zeros(())
@@ -126,6 +138,7 @@ class Classification(Task):
         self.module = module.to(device=device, dtype=dtype)
         self.flat = Flat(self.module)
         self.d = self.flat.d
+        self._masks: dict[str, Tensor] = {}
         self.scaler = scaler.to(device, dtype)
         self.shift = shift
         self.x, self.y = (t.to(device) for t in tensors(data.x_train, data.y_train))
@@ -166,7 +179,21 @@ class Classification(Task):
         if rows.draws is not None:
             x = crop_and_flip(x, rows.draws, self.shift)
         mask = None if rows.mask is None else rows.mask.to(self.scaler.dtype)
-        return Batch(self._laid_out(self.scaler(x)), self.y[rows.samples], mask)
+        return Batch(self.inputs(x), self.y[rows.samples], mask)
+
+    def part(self, y: Tensor, name: str, *args: Any) -> Any:
+        """Call a method of the network with parameters ``y``."""
+        return self.flat.part(y, name, *args)
+
+    def mask(self, prefix: str) -> Tensor:
+        """Return 1 at the parameters of one part of the network."""
+        if prefix not in self._masks:
+            self._masks[prefix] = self.flat.mask(prefix).to(self.x.device, self.scaler.dtype)
+        return self._masks[prefix]
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Scale samples ``[n, channels, height, width]``."""
+        return self._laid_out(self.scaler(x))
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x if self.image_layout is None else x.contiguous(memory_format=self.image_layout)

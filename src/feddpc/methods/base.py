@@ -15,20 +15,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from feddpc import chance
 from feddpc.errors import BadInputError
 from feddpc.methods.algebra import weighted_sum
+from feddpc.methods.world import World
 from feddpc.task import Batch, Rows, Task
 
 State = dict[str, Tensor]
+Roll = NDArray[np.bool_]
 
 
 class Local(NamedTuple):
     """What one client knows during one round."""
 
     w: Tensor  #: the global model it received, ``w_{t-1}``
-    down: State  #: what the server sent beside it
+    down: State  #: what the server sent beside it, in this round or (the kit) once before
     own: State  #: the client's memory, and in this round what it answered to the probe
     lr: float  #: the local learning rate ``eta_l``
     steps: Tensor  #: ``K_j``, how many local steps it makes in this round
@@ -46,10 +51,15 @@ class Cohort:
     client_lr: float  #: ``eta_l``
     server_lr: float  #: ``eta_g``
     slots: State = field(default_factory=dict)  #: what the server remembers of these clients
+    seed: int = 0  #: of the experiment
 
     def mean(self, x_md: Tensor) -> Tensor:
         """Average a stack over the cohort (uniformly, unless the experiment weights by samples)."""
         return weighted_sum(self.weights, x_md)
+
+    def luck(self, purpose: str) -> NDArray[np.float64]:
+        """Return a uniform number in [0, 1) for each client, ``[m]``, the same whoever else takes part."""
+        return np.array([chance.rng(self.seed, purpose, self.round, int(c)).random() for c in self.clients])
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,33 @@ class Method:
     title: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     costs: ClassVar[Costs] = Costs()
+    #: What of a model it uses beside the whole, e.g. ``features``; a model without is refused.
+    parts: ClassVar[tuple[str, ...]] = ()
+    #: What leaves a client beside its update.
+    privacy: ClassVar[str] = "Nothing but the update leaves a client."
+
+    # Once, before there is a federation.
+
+    @property
+    def reserve(self) -> float:
+        """The share of the training set that the server must keep from the clients, before the data are dealt."""
+        return 0.0
+
+    def adapt(self, module: nn.Module) -> nn.Module:
+        """The network that is trained; ``module`` is a copy that may be changed."""
+        return module
+
+    def learn(self, world: World) -> State:
+        """What is computed once from the clients' data before round 1; it is stored with the run."""
+        return {}
+
+    def furnish(self, world: World, learned: State) -> World:
+        """The world the clients train in, e.g. with more samples; a pure function of its arguments."""
+        return world
+
+    def initial(self, task: Task, w: Tensor, world: World) -> Tensor:
+        """The model before round 1."""
+        return w
 
     # Once, before round 1.
 
@@ -114,9 +151,39 @@ class Method:
         """Whether a round starts with an extra exchange, :meth:`probe`."""
         return False
 
+    @property
+    def reports(self) -> bool:
+        """Whether the answers to the probe travel to the server; if not, clients keep them to themselves."""
+        return self.probes
+
+    @property
+    def surveys(self) -> bool:
+        """Whether all clients of the population answer the probe once, before round 1."""
+        return False
+
     def probe(self, task: Task, w: Tensor, data: Iterable[Rows]) -> State:
         """What ONE client answers before training; it also finds it in ``own`` during this round."""
         return {}
+
+    def unasked(self, w: Tensor) -> State:
+        """What stands for the answer of a client that was not asked, where :meth:`asked` leaves some out."""
+        return {}
+
+    def surveyed(self, answers: State) -> State:
+        """The memories of clients, stacked, after they answered the survey."""
+        return {}
+
+    def enrolled(self, server: State, mean: State) -> State:
+        """The server's memory after the survey; ``mean`` is that of all answers."""
+        return server
+
+    def asked(self, cohort: Cohort) -> Roll | None:
+        """Which clients of the cohort answer the probe, ``[m]``; None means all."""
+        return None
+
+    def trains(self, cohort: Cohort) -> Roll | None:
+        """Which clients of the cohort train, ``[m]``; the others make no local step. None means all."""
+        return None
 
     def broadcast(self, w: Tensor, server: State, probed: State, cohort: Cohort) -> State:
         """What travels to every client of the cohort beside ``w``."""
@@ -125,7 +192,7 @@ class Method:
     # Each round, ONE client; y is its local model.
 
     def start(self, here: Local) -> Tensor:
-        """Where local training starts."""
+        """Where local training starts: a vector, or a stack of vectors where a step needs more than the local model."""
         return here.w
 
     def objective(self, task: Task, y: Tensor, batch: Batch, here: Local) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -26,6 +28,7 @@ class Flat:
         self.shapes = [p.shape for _, p in trainable]
         self.sizes = [p.numel() for _, p in trainable]
         self.d = sum(self.sizes)
+        self._whole = _Whole(module)
 
     def vector(self) -> Tensor:
         """Return the module's present parameters as a new vector."""
@@ -49,3 +52,28 @@ class Flat:
         """Apply the module with the parameters in ``w``."""
         output: Tensor = functional_call(self.module, self.parameters(w), (x,))
         return output
+
+    def part(self, w: Tensor, name: str, *args: Any) -> Any:
+        """Call the module's method ``name`` with the parameters in ``w``."""
+        parameters = {f"module.{n}": p for n, p in self.parameters(w).items()}
+        return functional_call(self._whole, parameters, (name, *args))
+
+    def mask(self, prefix: str) -> Tensor:
+        """Return a vector that is 1 where a parameter's name starts with ``prefix``, else 0.
+
+        >>> Flat(nn.Linear(3, 2)).mask("bias")
+        tensor([0., 0., 0., 0., 0., 0., 1., 1.])
+        """
+        ones = [float(name.startswith(prefix)) for name in self.names]
+        return torch.cat([torch.full((n,), one) for one, n in zip(ones, self.sizes, strict=True)])
+
+
+class _Whole(nn.Module):
+    """Lets ``functional_call`` reach any method of a module, not only ``forward``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, name: str, *args: Any) -> Any:
+        return getattr(self.module, name)(*args)

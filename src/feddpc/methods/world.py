@@ -1,0 +1,68 @@
+"""What there is before round 1: the data, who holds what, what the server keeps, what every client is given once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc import chance
+from feddpc.data.dataset import Dataset
+from feddpc.data.partition import Partition
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class World:
+    """A federation before its first round, as a data-side method finds it and changes it.
+
+    ``reserve`` are training samples that were kept from all clients before the data were dealt; they are class-balanced
+    and in random order within each class. ``kit`` is what every client receives once, at first contact; a method finds
+    it in ``here.down``. ``disclosed`` says, in numbers, what left the clients before training.
+    """
+
+    data: Dataset
+    partition: Partition
+    seed: int
+    client_lr: float
+    batch_size: int
+    device: torch.device
+    reserve: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    kit: Mapping[str, Tensor] = field(default_factory=dict)
+    disclosed: Mapping[str, float | int | str] = field(default_factory=dict)
+
+    def rng(self, purpose: str, *keys: int) -> np.random.Generator:
+        """Return the stream of random numbers for one purpose of this world."""
+        return chance.rng(self.seed, purpose, *keys)
+
+    def counts(self) -> Ids:
+        """Return how many samples of each class each client holds, ``[clients, classes]``."""
+        return self.partition.counts(self.data.y_train, self.data.classes)
+
+    def dealt(self, more: Sequence[Ids]) -> World:
+        """Return this world with further training samples in the hands of its clients, one list each."""
+        lists = [np.concatenate([mine, new]) for mine, new in zip(self.partition, more, strict=True)]
+        return replace(self, partition=Partition.from_lists(lists))
+
+    def with_samples(self, x: NDArray[Any], y: Ids, owner: Ids) -> World:
+        """Return this world with new samples ``x``, ``y`` in the training set, sample i held by client ``owner[i]``."""
+        if not len(x):
+            return self
+        first = len(self.data.y_train)
+        data = replace(
+            self.data,
+            x_train=np.concatenate([self.data.x_train, x.astype(self.data.x_train.dtype)]),
+            y_train=np.concatenate([self.data.y_train, y.astype(np.int64)]),
+        )
+        ids = np.arange(first, first + len(y))
+        order = np.argsort(owner, kind="stable")
+        bounds = np.searchsorted(owner[order], np.arange(len(self.partition) + 1))
+        mine = [ids[order[a:b]] for a, b in itertools.pairwise(bounds)]
+        return replace(self, data=data).dealt(mine)
