@@ -14,9 +14,11 @@ from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engine.base import Engine
 from feddpc.engine.rounds import Progress, Record, advance
-from feddpc.methods.base import Method
+from feddpc.methods.base import DATA_HOOKS, Method, overrides
+from feddpc.models.base import BodyAndHead
 from feddpc.run.config import Config
 from feddpc.run.experiment import Setting, prepare
+from feddpc.run.specialise import specialise
 
 # methods.md 7.2, problem Q4
 Q4 = {
@@ -43,7 +45,21 @@ VARIANTS: dict[str, Method] = {name: methods.create(name) for name in methods.na
     "feddpc keep": methods.create("feddpc", guard="keep", tau=0.9),
     "fedexp pair": methods.create("fedexp", evaluate="pair"),
     "fedexp code": methods.create("fedexp", eps_times_m=True),
+    "fedalign": methods.create("fedalign", mu=0.1),  # without clipping, large weights are chaotic near L = 0
+    "fedalign half": methods.create("fedalign", mu=0.01, omega=0.5),
+    "fedbr mixture": methods.create("fedbr", mixture=True, pseudo=5),
+    "moon sharp": methods.create("moon", mu=5.0, tau=0.1, width=8),
     "fedga fresh": methods.create("fedga", variant="fresh"),
+    "scaffold I": methods.create("scaffold", option="I"),
+    "scaffold warm": methods.create("scaffold", warm=True),
+    "feddyn clients": methods.create("feddyn", evaluate="clients"),
+    "fedspeed paper": methods.create("fedspeed", server="paper"),
+    "fedspeed mixed": methods.create("fedspeed", alpha=0.3),
+    "fedamd sequential": methods.create("fedamd", anchors="sequential", every=2),
+    "feddc paper": methods.create("feddc", form="paper", evaluate="clients"),
+    "feddc clients": methods.create("feddc", evaluate="clients"),
+    "mifa wait": methods.create("mifa", table="wait"),
+    "datasharing cold": methods.create("datasharing", warmup=0),
 }
 
 
@@ -71,18 +87,34 @@ def uneven(n: int, sizes: tuple[int, ...] = (3, 17, 1, 9, 30, 5, 11, 14)) -> Par
     return Partition.from_sizes(order, np.array(sizes))
 
 
-def tiny_net(seed: int = 0, d_in: int = 36, classes: int = 3) -> nn.Module:
-    """A network with a convolution, a GroupNorm and a linear layer."""
+class TinyNet(BodyAndHead):
+    """A network with a convolution, a GroupNorm and a linear layer, and all the parts that methods ask for."""
+
+    stage = slice(0, 3)
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        )
+        self.head = nn.Linear(72, classes)
+
+
+def tiny_net(seed: int = 0, classes: int = 3) -> nn.Module:
+    """A TinyNet with weights from ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1),
-            nn.GroupNorm(2, 4),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(36, classes),
-        )
+        return TinyNet(classes)
+
+
+def on_quadratics(method: Method) -> bool:
+    """Whether a method can run without a network and samples."""
+    return not any(overrides(method, hook) for hook in DATA_HOOKS)
+
+
+def setting_for(method: Method, **values: Any) -> Setting:
+    """The small federation as ``method`` changes it before round 1."""
+    return specialise(small_setting(reserve=method.reserve, **values), method)
 
 
 def small_setting(**values: Any) -> Setting:

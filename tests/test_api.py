@@ -104,10 +104,10 @@ def test_tied_weights_come_back_trained():
 
 def test_frozen_parameters_stay():
     module = tiny_net()
-    module[0].weight.requires_grad_(False)
+    module.body[0].weight.requires_grad_(False)
     result = simulate(model=module)
-    assert torch.equal(result.state_dict["0.weight"], module[0].weight)
-    assert not torch.equal(result.state_dict["5.weight"], module[5].weight)
+    assert torch.equal(result.state_dict["body.0.weight"], module.body[0].weight)
+    assert not torch.equal(result.state_dict["head.weight"], module.head.weight)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from feddpc.run.config import Config
 from feddpc.run.experiment import prepare
 from feddpc.run.record import StoredRun
 from feddpc.run.runner import OnRound, Outcome, Stop, execute
+from feddpc.run.specialise import with_reserve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,13 +130,13 @@ def simulate(
     if isinstance(model, str):
         values["model"] = model
     dataset = _dataset(data)
+    chosen = methods.create(method, **values.get("hyper", {})) if isinstance(method, str) else method
     setting = prepare(
-        Config.read({**values, "data": dataset.name}),
+        with_reserve(Config.read({**values, "data": dataset.name}), [chosen]),
         data=dataset,
         module=copy.deepcopy(model) if isinstance(model, nn.Module) else None,
         partition=dealt,
     )
-    chosen = methods.create(method, **values.get("hyper", {})) if isinstance(method, str) else method
     outcome = execute(
         setting,
         method=chosen,
@@ -144,7 +145,7 @@ def simulate(
         on_round=on_round,
         stop=Stop(),
     )
-    return _result(outcome, setting.flat.state_dict(outcome.w))
+    return _result(outcome, outcome.setting.flat.state_dict(outcome.w))
 
 
 def _dataset(data: Dataset | str | Sequence[Any]) -> Dataset:

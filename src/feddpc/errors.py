@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FeddpcError(Exception):
@@ -32,3 +34,15 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> BadInputError:
     near = difflib.get_close_matches(value.lower(), names, n=2, cutoff=0.6)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
     return BadInputError(f"unknown {kind} {value!r}: {hint}Valid: {', '.join(names)}")
+
+
+def unusable(path: Path, number: int | None, reason: object) -> RunFolderError:
+    """Build the error for a file or folder that the operating system refused, with its error ``number`` if known.
+
+    >>> str(unusable(Path("runs/a"), errno.EACCES, "Permission denied"))
+    'runs/a cannot be used: Permission denied'
+    """
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        kept = "what was recorded so far is kept"
+        return RunFolderError(f"the disk of {path} is full; {kept}: free some space and use --resume")
+    return RunFolderError(f"{path} cannot be used: {reason}")

@@ -17,7 +17,7 @@ from feddpc.engine.base import Engine
 from feddpc.engine.loop import Loop
 from feddpc.engine.rounds import Federation, Progress, advance
 from feddpc.errors import BadInputError
-from feddpc.methods.base import Method
+from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.task import Batch, Rows, Task
 
 
@@ -25,6 +25,7 @@ class Quadratic(Task):
     """Client j holds one sample, the pair (a_j, c_j), and the loss 1/2 sum_i a_ji (w_i - c_ji)^2."""
 
     def __init__(self, curvature: Tensor, centre: Tensor) -> None:
+        super().__init__()
         self.curvature, self.centre = curvature, centre
         self.d = curvature.shape[1]
 
@@ -83,6 +84,11 @@ def trajectory(
         server_lr=server_lr,
     )
     method = methods.create(method) if isinstance(method, str) else method
+    if changes := [hook for hook in DATA_HOOKS if overrides(method, hook)]:
+        raise BadInputError(
+            f"{method.name} needs a network and samples ({', '.join(changes)}), but quadratic clients have neither: "
+            "choose another method, or feddpc.simulate"
+        )
     progress = Progress.begin(method, w, population)
     path = [w]
     for _ in schedule:

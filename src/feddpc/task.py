@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -72,12 +73,30 @@ def by_transform(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
     return value, gradient
 
 
+@dataclass
+class Tally:
+    """Counts the work of clients; an engine that runs several at once says how many in ``clients``."""
+
+    gradients: int = 0
+    passes: int = 0
+    clients: int = 1
+
+
 class Task(ABC):
     """What a method may ask of one client's learning problem; parameters are always one vector ``[d]``."""
 
     d: int
+    tally: Tally
     stochastic: bool = False
-    value_and_grad: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
+    differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+
+    def value_and_grad(self, objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return value and gradient of ``objective`` at ``y``."""
+        self.tally.gradients += self.tally.clients
+        return self.differentiate(objective, y)
 
     @abstractmethod
     def fetch(self, rows: Rows) -> Batch:
@@ -87,7 +106,7 @@ class Task(ABC):
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of ``batch`` at parameters ``y``."""
 
-    def part(self, y: Tensor, name: str, *args: Any) -> Any:
+    def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Return what a part of the network, such as ``features``, makes of ``args`` at parameters ``y``."""
         raise BadInputError(f"{type(self).__name__} has no network, so there is no {name}: choose another method")
 
@@ -112,7 +131,7 @@ class Task(ABC):
     def transformable(self) -> Self:
         """Return this task with gradients that work under ``vmap``."""
         twin = copy.copy(self)
-        twin.value_and_grad = by_transform
+        twin.differentiate = by_transform
         return twin
 
 
@@ -135,12 +154,14 @@ class Classification(Task):
         dtype: torch.dtype = torch.float32,
         shift: int = 0,
     ) -> None:
+        super().__init__()
         self.module = module.to(device=device, dtype=dtype)
         self.flat = Flat(self.module)
         self.d = self.flat.d
         self._masks: dict[str, Tensor] = {}
         self.scaler = scaler.to(device, dtype)
         self.shift = shift
+        self.classes = data.classes
         self.x, self.y = (t.to(device) for t in tensors(data.x_train, data.y_train))
         x_test, self.y_test = (t.to(device) for t in tensors(data.x_test, data.y_test))
         floats = x_test.numel() * torch.empty((), dtype=dtype).element_size()
@@ -150,6 +171,19 @@ class Classification(Task):
         self.x_test = self._laid_out(self.scaler(x_test)) if self.test_scaled else x_test
         self.module.train()
         self.stochastic = self._try_out(data.classes)
+
+    def changed(self, *, module: nn.Module | None = None, data: Dataset | None = None) -> Self:
+        """Return this task with another network or other training samples; what stays is shared, tests included."""
+        twin = copy.copy(self)
+        twin.tally = Tally()
+        if data is not None:
+            twin.x, twin.y = (t.to(self.x.device) for t in tensors(data.x_train, data.y_train))
+        if module is not None:
+            twin.module = module.to(device=self.x.device, dtype=self.scaler.dtype).train()
+            twin.flat, twin._masks = Flat(twin.module), {}
+            twin.d = twin.flat.d
+            twin.stochastic = twin._try_out(int(self.classes))
+        return twin
 
     def _try_out(self, classes: int) -> bool:
         """Send one sample through the module; say whether it draws random numbers, or what is wrong with it."""
@@ -181,8 +215,9 @@ class Classification(Task):
         mask = None if rows.mask is None else rows.mask.to(self.scaler.dtype)
         return Batch(self.inputs(x), self.y[rows.samples], mask)
 
-    def part(self, y: Tensor, name: str, *args: Any) -> Any:
+    def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Call a method of the network with parameters ``y``."""
+        self.tally.passes += self.tally.clients
         return self.flat.part(y, name, *args)
 
     def mask(self, prefix: str) -> Tensor:
@@ -206,6 +241,7 @@ class Classification(Task):
 
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy."""
+        self.tally.passes += self.tally.clients
         return batch.mean(F.cross_entropy(self.flat(y, batch.x), batch.y, reduction="none"))
 
     @torch.no_grad()

@@ -91,12 +91,12 @@ def test_compare_from_start_to_page(tmp_path):
     assert "fedavg" in report.stdout
 
 
-@pytest.mark.parametrize("method", ["feddpc", "fedvarp"])
-def test_kill_nine_and_resume(tmp_path, method):
+@pytest.mark.parametrize(("method", "memory"), [("feddpc", "auto"), ("fedvarp", "auto"), ("fedvarp", "disk")])
+def test_kill_nine_and_resume(tmp_path, method, memory):
     """Killed at several moments and resumed: byte for byte the records of an uninterrupted run, but for seconds."""
     args = ["run", "--method", method, "--rounds", "60", *QUICK]
     feddpc(*args, "--out", "whole", cwd=tmp_path)
-    feddpc_args = [*args, "--checkpoint-seconds", "0.02", "--out", "cut", "--resume"]
+    feddpc_args = [*args, "--client-memory", memory, "--checkpoint-seconds", "0.02", "--out", "cut", "--resume"]
     for rounds in (1, 11, 25, 44):
         process = start(*feddpc_args, cwd=tmp_path)
         wait_for_rounds(tmp_path / "cut" / "rounds.jsonl", rounds, process)

@@ -65,6 +65,54 @@ GOLDEN = [
         (0.154297, 0.011459, 0.02935575),
         (0.202560830636, -0.043932874108, 0.128521724397),
     ),
+    (
+        "mifa",
+        {"table": "zero"},
+        (0.307293, -0.125229, 0.2910264375),
+        (0.115144146563187, 0.083361534462, -0.0055912638970625),
+    ),
+    (
+        "scaffold",
+        {"option": "II"},
+        (0.159269916666667, -0.0183555833333333, 0.0752911666666667),
+        (0.0926303029162315, -0.053971510111287, -0.0114046314446667),
+    ),
+    (
+        "scaffold",
+        {"option": "I"},
+        (0.150797, 0.001959, -0.09701925),
+        (0.1087775389485, -0.064335736858, 0.102949046522),
+    ),
+    (
+        "feddyn",
+        {"alpha": 0.1},
+        (0.0187845337375, 0.0705145193125, -0.10268442856875),
+        (-0.0321486250229137, 0.141049877092806, -0.314833448808032),
+    ),
+    (
+        "fedspeed",
+        {"lam": 10.0, "rho": 0.1, "alpha": 1.0, "server": "paper"},
+        (-0.123566949965567, -0.13472839938017, 0.201255876245522),
+        (0.452341257260465, -0.543509149696931, 0.408141556947812),
+    ),
+    (
+        "fedspeed",
+        {"lam": 10.0, "rho": 0.1, "alpha": 1.0, "server": "code"},
+        (-0.0190845205085739, 0.0592780584139537, -0.131430788555937),
+        (-0.044334232282662, 0.109020516486745, -0.330964852622524),
+    ),
+    (
+        "feddc",
+        {"alpha": 0.01, "form": "paper"},
+        (-0.130460240756322, 0.161158506600275, -0.356148248625573),
+        (0.420975184559914, -0.491835944153252, 0.545918255445089),
+    ),
+    (
+        "feddc",
+        {"alpha": 0.01, "form": "code"},
+        (-0.01877800863637, 0.27127087338985, -0.525165895855969),
+        (-0.130639046793374, 0.131763343259336, -0.345390716818566),
+    ),
     ("feddpc", {"lam": 1.0}, *DPC1),
     ("feddpc", {"lam": 1.0, "form": "streaming"}, *DPC1),
     ("feddpc", {"lam": 1.0, "form": "client"}, *DPC1),
@@ -99,6 +147,20 @@ def test_golden_table(name, hyper, w2, w4, engine):
     np.testing.assert_allclose(path[4], w4, atol=1e-10, rtol=0)
 
 
+class FirstIsAnchor(methods.get("fedamd")):
+    """The roles of the golden table: the first of the round's clients measures, the second descends."""
+
+    def trains(self, cohort):
+        return np.arange(len(cohort.clients)) > 0
+
+
+@pytest.mark.parametrize("engine", [Loop(), Stacked(), Stacked(narrow=False)], ids=["loop", "stacked", "masked"])
+def test_golden_fedamd(engine):
+    path = trajectory(FirstIsAnchor(), **Q4, engine=engine)
+    np.testing.assert_allclose(path[2], (0.049375, -0.07125, -0.2195), atol=1e-10, rtol=0)
+    np.testing.assert_allclose(path[4], (-0.27038390625, 0.2815040625, -0.890754875), atol=1e-10, rtol=0)
+
+
 FIRST_AVG, FIRST_DPC = (0.44575, -0.17475, 0.3515), (0.3915, 0.1505, -0.297)
 
 
@@ -109,6 +171,8 @@ FIRST_AVG, FIRST_DPC = (0.44575, -0.17475, 0.3515), (0.3915, 0.1505, -0.297)
         ("fedga", {"variant": "stale"}, FIRST_AVG),
         ("fedvarp", {}, FIRST_AVG),
         ("clusterfedvarp", {"clusters": 2}, FIRST_AVG),
+        ("scaffold", {"option": "I"}, FIRST_AVG),
+        ("scaffold", {"option": "II"}, FIRST_AVG),
         ("feddpc", {"lam": 0.0}, FIRST_AVG),
         ("feddpc", {"scaling": False}, FIRST_AVG),
         ("feddpc", {"lam": 1.0}, FIRST_DPC),
@@ -125,6 +189,11 @@ def test_first_round(name, hyper, w1):
         ("fedcm", {"alpha": 0.1}, (0.00864, 0.00864, -0.11205), 1e-5),
         ("fedga", {"variant": "fresh", "beta": 0.1}, (0.0231, 0.0231, -0.0824), 1e-4),
         ("fedprox", {"mu": 0.5}, (0.0938, 0.0938, 0.0179), 1e-4),
+        ("scaffold", {"option": "I"}, (0, 0, -0.125), 1e-13),
+        ("scaffold", {"option": "II"}, (0, 0, -0.125), 1e-13),
+        ("feddyn", {"alpha": 0.1}, (0, 0, -0.125), 1.5e-5),
+        ("feddc", {"form": "code"}, (0, 0, -0.125), 1e-13),
+        ("feddc", {"form": "paper"}, (0.0295, 0.0295, -0.0781), 1e-4),
     ],
 )
 def test_limits_with_full_participation(name, hyper, limit, tolerance):

@@ -25,8 +25,9 @@ def lines(folder: Path) -> list[dict]:
 
 def run(out, rounds=6, method=None, **more):
     values = {k: more.pop(k) for k in ("engine", "lr", "precision") if k in more}
-    setting = small_setting(rounds=rounds, **{"engine": "loop", **values})
-    return execute(setting, method=method or methods.create("feddpc"), out=out, checkpoint_seconds=0, **more)
+    method = method or methods.create("feddpc")
+    setting = small_setting(rounds=rounds, reserve=method.reserve, **{"engine": "loop", **values})
+    return execute(setting, method=method, out=out, checkpoint_seconds=0, **more)
 
 
 class StopAfter(Stop):
@@ -62,6 +63,7 @@ def test_what_a_run_folder_holds(tmp_path):
         "rounds.jsonl",
         "summary.json",
         "environment.json",
+        "privacy.json",
         "checkpoint",
         "model.safetensors",
     }
@@ -190,7 +192,7 @@ def test_a_damaged_checkpoint_is_said_and_kept(tmp_path, damage):
     elif damage == "index":
         index.write_text("{")
     else:
-        index.write_text(index.read_text().replace('"format": 1', '"format": 99'))
+        index.write_text(index.read_text().replace('"format": 2', '"format": 99'))
     before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
     with pytest.raises(RunFolderError, match=r"checksum|cannot be read|format 99"):
         run(tmp_path / "r", resume=True)

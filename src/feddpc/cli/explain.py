@@ -25,31 +25,43 @@ def methods(
         _explain(name, as_json)
         return
     classes = [registry.get(n) for n in registry.names()]
+    facts = [_facts(cls) for cls in classes]
     if as_json:
-        typer.echo(json.dumps([_facts(cls) for cls in classes], indent=1))
+        typer.echo(json.dumps(facts, indent=1))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "down", "up", "client", "server"):
-        table.add_column(heading, no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    for heading in ("down", "up", "client", "server", "once", "grad"):
+        table.add_column(heading, no_wrap=True, justify="right")
     table.add_column("what it does")
-    for cls in classes:
-        costs = cls.costs
-        first, *_ = cls.describe().splitlines()
-        table.add_row(cls.name, costs.down, costs.up, costs.client_state, costs.server_state, first)
+    for fact in facts:
+        first, *_ = fact["description"].splitlines()
+        table.add_row(fact["name"], *_measured_cells(fact["measured"]), first)
     console = Console()
     console.print(table)
     console.print(
-        "\nIn multiples of d, the number of parameters: what a participant receives and sends each round, and what "
-        "client and server remember (N clients, C clusters). `feddpc methods NAME` tells more.",
+        "\nMeasured just now, in one round of 10 clients. In multiples of d, the number of parameters: what a "
+        "participant receives and sends each round, what client and server remember, what travels once before round 1. "
+        "Gradients are those of a local step, where FedAvg has one. "
+        "`feddpc methods NAME` tells more.",
         highlight=False,
     )
 
 
+def _measured_cells(measured: dict[str, float]) -> list[str]:
+    """Write costs short: whole numbers plainly, 0 as a dot."""
+    once = measured["down_once"] + measured["up_once"]
+    values = [*(measured[k] for k in ("down", "up", "client_state", "server_state")), once, measured["gradients"]]
+    return [f"{round(v, 2):.3g}" if round(v, 2) else "." for v in values]
+
+
 def _facts(cls: Any) -> dict[str, Any]:
     from dataclasses import asdict
+
+    from feddpc.run.costs import measure
 
     return {
         "name": cls.name,
@@ -57,6 +69,8 @@ def _facts(cls: Any) -> dict[str, Any]:
         "description": cls.describe().partition(">>>")[0].strip(),
         "hyper": cls().hyper(),
         "costs": asdict(cls.costs),
+        "measured": asdict(measure(cls.light())),
+        "privacy": cls.privacy,
         "reference": cls.reference,
     }
 
@@ -71,9 +85,14 @@ def _explain(name: str, as_json: bool) -> None:
     typer.echo(f"{facts['title']} ({facts['name']})\n\n{facts['description']}\n")
     hyper = ", ".join(f"{k} = {json.dumps(v)}" for k, v in facts["hyper"].items()) or "none"
     typer.echo(f"Hyper-parameters (--set KEY=VALUE): {hyper}")
-    typer.echo("Costs a participant and round, in multiples of d:")
+    typer.echo("Costs a participant and round, in multiples of d (specified, and measured in one round of 10 clients):")
     for key, value in facts["costs"].items():
-        typer.echo(f"  {key.replace('_', ' '):14}{value}")
+        typer.echo(f"  {key.replace('_', ' '):14}{value:42}{facts['measured'][key]:.4g}")
+    once = facts["measured"]["down_once"], facts["measured"]["up_once"]
+    typer.echo(f"  {'once':14}{'received, sent before round 1':42}{once[0]:.4g}, {once[1]:.4g}")
+    typer.echo(f"  {'a local step':14}{'gradients, passes through the network':42}", nl=False)
+    typer.echo(f"{facts['measured']['gradients']:.4g}, {facts['measured']['passes']:.4g}")
+    typer.echo(f"Privacy: {facts['privacy']}")
     typer.echo(f"Reference: {facts['reference']}")
 
 

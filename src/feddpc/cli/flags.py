@@ -65,6 +65,12 @@ Threads = Annotated[
     str | None, typer.Option(help="CPU threads. [default: auto, one for small models]", rich_help_panel=TRAINING)
 ]
 Engine = Annotated[str | None, typer.Option(help="auto, loop or stacked. [default: auto]", rich_help_panel=TRAINING)]
+ClientMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Where states of clients lie: auto, device, host or disk. [default: auto]", rich_help_panel=TRAINING
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(

@@ -45,6 +45,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=flags.TRAINING)] = None,
     device: flags.Device = None,
     engine: flags.Engine = None,
+    client_memory: flags.ClientMemory = None,
     threads: flags.Threads = None,
     set_: flags.Set = None,
     out: flags.Out = None,
@@ -57,8 +58,9 @@ def run(
     given = _given(locals(), "method", "seed")
     out, stored = _folder(out, resume, "run", quiet)
     from feddpc.run.config import Config
-    from feddpc.run.experiment import prepare
+    from feddpc.run.experiment import make_method, prepare
     from feddpc.run.runner import Stop, execute
+    from feddpc.run.specialise import with_reserve
 
     table = flags.table(config)
     name = given.get("method", table.get("method", (stored or Config()).method))
@@ -68,7 +70,7 @@ def run(
     wishes.values.setdefault("threads", "auto")
     wanted = wishes.config(name) if stored is None else _resumed(out, stored, wishes.values, wishes.hyper.get(name, {}))
     display, stop = _display(quiet, as_json), Stop()
-    setting = prepare(wanted)
+    setting = prepare(with_reserve(wanted, [make_method(wanted)[0]]))
     with stop.on_interrupt(), display:
         display.begin(wanted)
         outcome = execute(
@@ -111,6 +113,7 @@ def compare(
     ] = None,
     device: flags.Device = None,
     engine: flags.Engine = None,
+    client_memory: flags.ClientMemory = None,
     threads: flags.Threads = None,
     set_: flags.Set = None,
     out: flags.Out = None,
@@ -174,6 +177,7 @@ def _given(local: dict[str, Any], *more: str) -> dict[str, Any]:
         "epochs",
         "device",
         "engine",
+        "client_memory",
     ]
     given = {name: local[name] for name in (*names, *more) if local[name] is not None}
     if local["threads"] is not None:
@@ -201,13 +205,15 @@ def _folder(out: Path | None, resume: bool, kind: str, quiet: bool) -> tuple[Pat
 
 
 def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
-    """Return the configuration of a run to continue; only the number of rounds may change."""
-    asked = {k: v for k, v in values.items() if k != "rounds"} | ({"hyper": hyper} if hyper else {})
+    """Return the configuration of a run to continue; little may change, and nothing of what was computed."""
+    from feddpc.run.config import MAY_CHANGE
+
+    asked = {k: v for k, v in values.items() if k not in MAY_CHANGE} | ({"hyper": hyper} if hyper else {})
     if different := stored.differences(asked):
         raise RunFolderError(
             f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
         )
-    return type(stored).read({**stored.asdict(), "rounds": values.get("rounds", stored.rounds)})
+    return type(stored).read({**stored.asdict(), **{k: values[k] for k in MAY_CHANGE if k in values}})
 
 
 def _names(flag: str | None, listed: Any) -> list[str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,10 @@ class Plan:
     noise: tuple[int, ...]
     draws: NDArray[np.int16] | None = None  # [m, K, B, 3]
 
+    def resting(self, rest: NDArray[np.bool_]) -> Plan:
+        """Return this plan without any steps for the clients that ``rest`` marks."""
+        return replace(self, steps=np.where(rest, 0, self.steps), count=np.where(rest[:, None], 0, self.count))
+
 
 @dataclass(frozen=True)
 class Planner:
@@ -48,6 +52,10 @@ class Planner:
             own, rng = self.partition[int(client)], chance.rng(self.seed, "batches", round, int(client))
             passes.append([own[rng.permutation(len(own))] for _ in range(self.epochs)])
         return self._pad(round, clients, passes)
+
+    def steps(self, sizes: Ints) -> Ints:
+        """Return how many local steps clients with ``sizes`` samples make in a round."""
+        return -(-sizes // self.batch_size) * self.epochs
 
     def sweep(self, clients: Ints) -> Plan:
         """One unshuffled, unaugmented pass over each client's samples, for full gradients."""

@@ -44,7 +44,7 @@ class Loop(Engine):
             up, new = method.finish(y, here)
             ups.append(up)
             owns.append(new)
-            losses.append(total / here.steps)
+            losses.append(total / max(plan.steps[i], 1))
         return Trained(stack(ups), stack(owns), torch.stack(losses))
 
 

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc.engine.placement import ON_DEVICE, Placement
+from feddpc.engine.rows import SLOTS
 from feddpc.errors import BadInputError
 from feddpc.methods.base import State
 
@@ -18,15 +20,24 @@ Ints = NDArray[np.int64]
 class Memory:
     """A table with one row a client, created at first sight, so that its size follows who came and not the population.
 
-    ``fresh`` makes the state of a client that was never seen; ``read`` and ``write`` move the rows of a cohort.
+    ``fresh`` makes the state of a client that was never seen; ``read`` and ``write`` move the rows of a cohort, which
+    are on the device of ``fresh`` wherever ``placement`` keeps them. ``name`` is the file's, where there is one.
     """
 
-    def __init__(self, fresh: Callable[[], State], what: str, population: int) -> None:
+    def __init__(
+        self,
+        fresh: Callable[[], State],
+        what: str,
+        population: int,
+        placement: Placement = ON_DEVICE,
+        name: str = "clients",
+    ) -> None:
         self._template = fresh()
         self._what = what
         self._population = population
+        self._placement, self._name = placement, name
         self._row: dict[int, int] = {}
-        self._table: State = {k: v.new_zeros(0, *v.shape) for k, v in self._template.items()}
+        self._store = placement.rows(self._template, population, name)
 
     def __bool__(self) -> bool:
         return bool(self._template)
@@ -34,39 +45,55 @@ class Memory:
     def __len__(self) -> int:
         return len(self._row)
 
+    @property
+    def width(self) -> int:
+        """How many numbers are remembered of one client."""
+        return sum(v.numel() for v in self._template.values())
+
     def read(self, clients: Ints) -> State:
         """Return the states of ``clients``, stacked; a client never seen has the initial one."""
         rows = [self._row.get(int(c), -1) for c in clients]
-        state = {}
-        for key, initial in self._template.items():
-            stack = initial.expand(len(rows), *initial.shape).clone()
-            known = [i for i, row in enumerate(rows) if row >= 0]
-            if known:
-                stack[known] = self._table[key][[rows[i] for i in known]]
-            state[key] = stack
+        seen = [i for i, row in enumerate(rows) if row >= 0]
+        new = [i for i, row in enumerate(rows) if row < 0]
+        state = {k: v.new_empty((len(rows), *v.shape)) for k, v in self._template.items()}
+        if new:
+            for key, initial in self._template.items():
+                state[key][new] = initial
+        if seen:
+            self._store.read([rows[i] for i in seen], state, seen)
         return state
 
     def write(self, clients: Ints, state: State) -> None:
         """Store the states of ``clients``; keys, shapes and types must be those of the initial state."""
         self._check(state, len(clients))
-        if not self._template:
-            return
-        rows = [self._row.setdefault(int(c), len(self._row)) for c in clients]
-        for key, stack in state.items():
-            table = self._table[key]
-            if len(self._row) > len(table):
-                table = self._table[key] = _grown(table, len(self._row), self._population)
-            table[rows] = stack
+        if self._template and len(clients):
+            self._store.write([self._row.setdefault(int(c), len(self._row)) for c in clients], state)
 
     def export(self) -> tuple[Tensor, State]:
-        """Return ids and table for a checkpoint."""
-        n = len(self._row)
-        return torch.tensor(list(self._row), dtype=torch.int64), {k: v[:n] for k, v in self._table.items()}
+        """Return ids and table for a checkpoint; rows on disk stay there, and the table says only where."""
+        ids = torch.tensor(list(self._row), dtype=torch.int64)
+        return ids, self._store.export(len(ids)) if self._template else {}
+
+    def committed(self) -> None:
+        """Learn that the checkpoint with the latest export is complete: what only earlier ones needed may go."""
+        self._store.committed()
 
     def restore(self, ids: Tensor, table: State) -> None:
-        """Take ids and table back from a checkpoint."""
-        self._row = {int(c): i for i, c in enumerate(ids)}
-        self._table = {k: table[k].to(v.device, v.dtype, copy=True) for k, v in self._template.items()}
+        """Take ids and table back from a checkpoint, wherever that one had the rows."""
+        self._row = {}
+        self._store = self._placement.rows(self._template, self._population, self._name)
+        if SLOTS not in table:
+            self.write(ids.numpy(), {k: table[k] for k in self._template})
+            return
+        file = self._placement.file(self._template, self._name)
+        file.adopt(table[SLOTS].tolist())
+        if self._placement.kind == "disk":
+            self._row, self._store = {int(c): i for i, c in enumerate(ids)}, file
+            return
+        row = {k: v.new_empty((1, *v.shape)) for k, v in self._template.items()}
+        for i in range(len(ids)):  # one by one: a second table may be more than there is room for
+            file.read([i], row, [0])
+            self.write(ids[i : i + 1].numpy(), row)
 
     def _check(self, state: State, m: int) -> None:
         if state.keys() != self._template.keys():
@@ -78,10 +105,3 @@ class Memory:
                     f"{self._what} {key!r} must be {tuple(initial.shape)} {initial.dtype} a client, "
                     f"but got {tuple(stack.shape[1:])} {stack.dtype}"
                 )
-
-
-def _grown(table: Tensor, rows: int, population: int) -> Tensor:
-    """Return the table with room for at least ``rows`` rows; doubling keeps growth cheap."""
-    larger = table.new_zeros(min(max(rows, 2 * len(table)), max(rows, population)), *table.shape[1:])
-    larger[: len(table)] = table
-    return larger

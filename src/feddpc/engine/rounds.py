@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -15,12 +15,18 @@ from torch import Tensor
 from feddpc.data.batches import Plan, Planner
 from feddpc.engine.base import Engine
 from feddpc.engine.memory import Memory
+from feddpc.engine.meter import Meter, numbers
+from feddpc.engine.placement import ON_DEVICE, Placement
 from feddpc.engine.sampler import Sampler
+from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.task import Task
 
 Ints = NDArray[np.int64]
 Evaluate = Callable[[Tensor], tuple[float, float]]
+
+#: How many clients of a survey are asked in one go.
+SURVEYED_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Federation:
     lr_decay: float = 1.0
     weighting: str = "uniform"
     evaluate: Evaluate | None = None
+    kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
+    once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
 
     @property
     def population(self) -> int:
@@ -56,15 +64,24 @@ class Progress:
     slots: Memory
     clients: Memory
     round: int = 0
+    meter: Meter = field(default_factory=Meter)
 
     @classmethod
-    def begin(cls, method: Method, w: Tensor, population: int) -> Progress:
+    def begin(cls, method: Method, w: Tensor, population: int, placement: Placement = ON_DEVICE) -> Progress:
         """Return the state before round 1; ``w`` itself is left as it is."""
         return cls(
             w=w.clone(),
             server=method.init_server(w, population),
-            slots=Memory(lambda: method.init_slot(w), f"{method.name}: the server's memory of a client", population),
-            clients=Memory(lambda: method.init_client(w), f"{method.name}: a client's memory", population),
+            slots=Memory(
+                lambda: method.init_slot(w),
+                f"{method.name}: the server's memory of a client",
+                population,
+                placement,
+                "slots",
+            ),
+            clients=Memory(
+                lambda: method.init_client(w), f"{method.name}: a client's memory", population, placement, "clients"
+            ),
         )
 
 
@@ -88,8 +105,13 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
     """Run the next round: ``progress`` is moved on, and what happened is returned."""
     began = time.perf_counter()
     t = progress.round + 1
+    if t == 1 and method.surveys:
+        _survey(federation, method, engine, progress)
     draw = federation.sampler.draw(t)
+    before = replace(federation.task.tally)
     kept, loss, notes = _exchange(federation, method, engine, progress, t, draw.answered)
+    progress.meter.gradients += federation.task.tally.gradients - before.gradients
+    progress.meter.passes += federation.task.tally.passes - before.passes
     if not len(kept):
         progress.server = method.idle(progress.server)
     progress.round = t
@@ -114,37 +136,86 @@ def _exchange(
     federation: Federation, method: Method, engine: Engine, progress: Progress, t: int, ids: Ints
 ) -> tuple[Ints, float, dict[str, float]]:
     """Let clients ``ids`` train and the server aggregate; return whose updates counted, their loss, and the notes."""
-    task, planner, w = federation.task, federation.planner, progress.w
-    client_lr, _ = federation.rates(t)
-    probed: State = {}
-    if method.probes and len(ids):
-        probed = engine.probe(method, task, w, planner.sweep(ids))
-        ids, (probed,) = screen(ids, probed)
     if not len(ids):
         return ids, math.nan, {}
-    plan = planner.plan(t, ids)
-    cohort = _cohort(federation, progress, t, ids, plan)
-    down = method.broadcast(w, progress.server, probed, cohort)
+    task, w = federation.task, progress.w
+    client_lr, _ = federation.rates(t)
+    plan, cohort = _cohort(federation, method, progress, t, ids)
+    probed: State = {}
+    if method.probes:
+        invited, probed = ids, _probe(federation, method, engine, w, cohort, ids)
+        ids, (probed,) = screen(ids, probed)
+        if not len(ids):
+            return ids, math.nan, {}
+        if len(ids) < len(invited):
+            plan, cohort = _cohort(federation, method, progress, t, ids)
+    down = method.broadcast(w, progress.server, probed if method.reports else {}, cohort)
     own = progress.clients.read(ids)
-    trained = engine.train(method, task, w, down, own | probed, plan, client_lr)
+    trained = engine.train(method, task, w, down | federation.kit, own | probed, plan, client_lr)
     kept, (up, own, losses) = screen(ids, trained.up, trained.own, {"loss": trained.loss})
     if not len(kept):
         return kept, math.nan, {}
     if len(kept) < len(ids):
-        cohort = _cohort(federation, progress, t, kept, planner.plan(t, kept))
+        _, cohort = _cohort(federation, method, progress, t, kept)
     step = method.aggregate(w, progress.server, up, cohort)
     step.apply_(progress.w)
     progress.server = step.server
     progress.slots.write(kept, step.slots)
     progress.clients.write(kept, own)
-    return kept, float(losses["loss"].mean()), {k: float(v) for k, v in step.notes.items()}
+    sent = [*trained.up.values(), *(probed.values() if method.reports else ())]
+    _count(federation, progress, plan, down, sent)
+    loss = losses["loss"][cohort.steps > 0].mean()  # NaN when nobody trained
+    return kept, float(loss), {k: float(v) for k, v in step.notes.items()}
 
 
-def _cohort(federation: Federation, progress: Progress, t: int, ids: Ints, plan: Plan) -> Cohort:
+def _count(federation: Federation, progress: Progress, plan: Plan, down: State, sent: list[Tensor]) -> None:
+    """Write down what the round moved, and what is remembered after it."""
+    meter, m = progress.meter, len(plan.clients)
+    meter.d = progress.w.numel()
+    meter.clients += m
+    meter.steps += int(federation.planner.steps(plan.sizes).sum())
+    meter.down += m * (meter.d + numbers(down.values()))
+    meter.up += numbers(sent)
+    meter.client_state = progress.clients.width
+    meter.server_state = numbers(progress.server.values()) + len(progress.slots) * progress.slots.width
+    meter.down_once, meter.up_once = federation.once
+
+
+def _probe(federation: Federation, method: Method, engine: Engine, w: Tensor, cohort: Cohort, ids: Ints) -> State:
+    """Ask the clients that the method wants to ask; the others are given an empty answer."""
+    asked = method.asked(cohort)
+    if asked is None:
+        return engine.probe(method, federation.task, w, federation.planner.sweep(ids))
+    probed = {k: v.expand(len(ids), *v.shape).clone() for k, v in method.unasked(w).items()}
+    if asked.any():
+        answers = engine.probe(method, federation.task, w, federation.planner.sweep(ids[asked]))
+        rows = torch.from_numpy(np.flatnonzero(asked)).to(w.device)
+        for key, stack in answers.items():
+            probed[key][rows] = stack
+    return probed
+
+
+def _survey(federation: Federation, method: Method, engine: Engine, progress: Progress) -> None:
+    """Let every client of the population answer the probe, some at a time, and remember what came of it."""
+    total: State = {}
+    for first in range(0, federation.population, SURVEYED_AT_ONCE):
+        ids = np.arange(first, min(first + SURVEYED_AT_ONCE, federation.population))
+        answers = engine.probe(method, federation.task, progress.w, federation.planner.sweep(ids))
+        ids, (answers,) = screen(ids, answers)
+        progress.clients.write(ids, method.surveyed(answers))
+        for key, stack in answers.items():
+            part = exact_sum(stack)
+            total[key] = total[key] + part if key in total else part
+    progress.server = method.enrolled(progress.server, {k: v / federation.population for k, v in total.items()})
+
+
+def _cohort(federation: Federation, method: Method, progress: Progress, t: int, ids: Ints) -> tuple[Plan, Cohort]:
+    """Return the batches of clients ``ids`` in round ``t``, and what the server knows about them."""
     client_lr, server_lr = federation.rates(t)
     device = progress.w.device
+    plan = federation.planner.plan(t, ids)
     shares = plan.sizes / plan.sizes.sum() if federation.weighting == "samples" else np.full(len(ids), 1 / len(ids))
-    return Cohort(
+    cohort = Cohort(
         round=t,
         clients=torch.tensor(ids, device=device),
         population=federation.population,
@@ -153,7 +224,13 @@ def _cohort(federation: Federation, progress: Progress, t: int, ids: Ints, plan:
         client_lr=client_lr,
         server_lr=server_lr,
         slots=progress.slots.read(ids),
+        seed=federation.planner.seed,
     )
+    training = method.trains(cohort)
+    if training is None:
+        return plan, cohort
+    plan = plan.resting(~training)
+    return plan, replace(cohort, steps=torch.tensor(plan.steps, dtype=torch.float64, device=device))
 
 
 def screen(ids: Ints, *states: State) -> tuple[Ints, tuple[State, ...]]:

@@ -41,12 +41,14 @@ class Stacked(Engine):
     def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
         """Ask all clients at once."""
         task = task.transformable()
+        task.tally.clients = len(plan.clients)
         index, mask, *_ = _rows(plan, w.device)
 
         def ask(index: Tensor, mask: Tensor) -> State:
             return method.probe(task, w, [Rows(i, m) for i, m in zip(index, mask, strict=True)])
 
         probed: State = vmap(ask)(index, mask)
+        task.tally.clients = 1
         return probed
 
     @torch.no_grad()
@@ -71,15 +73,18 @@ class Stacked(Engine):
 
         all_step = self.wrap(vmap(step))
         y, total = vmap(start)(own, steps), torch.zeros_like(steps)
-        for k in range(plan.index.shape[1]):
+        for k in range(int(plan.steps.max())):
             n = int((plan.steps > k).sum()) if self.narrow else len(steps)
             width = int(plan.count[:, k].max()) if self.narrow else plan.index.shape[2]
             mine = {key: v[:n] for key, v in own.items()}
+            task.tally.clients = n
             moved, loss = all_step(y[:n], mine, steps[:n], steps[:n] > k, *(t[:n, k, :width] for t in rows))
             y = torch.cat([moved, y[n:]])
             total[:n] += loss
+        task.tally.clients = 1
         up, new = vmap(finish)(y, own, steps)
-        return Trained({k: v[back] for k, v in up.items()}, {k: v[back] for k, v in new.items()}, (total / steps)[back])
+        loss = total / steps.clamp(min=1)
+        return Trained({k: v[back] for k, v in up.items()}, {k: v[back] for k, v in new.items()}, loss[back])
 
 
 def _rows(plan: Plan, device: torch.device) -> list[Tensor]:

@@ -15,21 +15,37 @@ from typing import Any, TypeVar
 from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 from feddpc.methods.clusterfedvarp import ClusterFedVARP
+from feddpc.methods.datasharing import DataSharing
+from feddpc.methods.fedalign import FedAlign
+from feddpc.methods.fedamd import FedAMD
 from feddpc.methods.fedavg import FedAvg
+from feddpc.methods.fedbr import FedBR
 from feddpc.methods.fedcm import FedCM
+from feddpc.methods.feddc import FedDC
 from feddpc.methods.feddpc import FedDPC
+from feddpc.methods.feddyn import FedDyn
 from feddpc.methods.fedexp import FedExP
 from feddpc.methods.fedga import FedGA
 from feddpc.methods.fedprox import FedProx
+from feddpc.methods.fedspeed import FedSpeed
 from feddpc.methods.fedvarp import FedVARP
+from feddpc.methods.gmm import GMM
+from feddpc.methods.mifa import MIFA
+from feddpc.methods.moon import MOON
+from feddpc.methods.scaffold import Scaffold
+from feddpc.methods.world import World
 from feddpc.options import fit
 
-__all__ = ["Cohort", "Costs", "Local", "Method", "State", "Step", "create", "get", "names", "register"]
+__all__ = ["Cohort", "Costs", "Local", "Method", "State", "Step", "World", "create", "get", "names", "register"]
 
 M = TypeVar("M", bound=type[Method])
 
 _REGISTRY: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedDPC, FedAvg, FedProx, FedExP, FedGA, FedCM, FedVARP, ClusterFedVARP)
+    cls.name: cls
+    for cls in (
+        *(FedDPC, FedAvg, FedProx, FedExP, FedGA, FedCM, FedVARP, ClusterFedVARP),
+        *(Scaffold, FedDyn, FedSpeed, FedAlign, MOON, FedAMD, FedDC, MIFA, FedBR, DataSharing, GMM),
+    )
 }
 
 

@@ -26,6 +26,8 @@ from feddpc.methods.world import World
 from feddpc.task import Batch, Rows, Task
 
 State = dict[str, Tensor]
+#: What a method may change before there is a federation.
+DATA_HOOKS = ("reserve", "adapt", "learn", "furnish", "initial")
 Roll = NDArray[np.bool_]
 
 
@@ -233,6 +235,11 @@ class Method:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
+    def light(cls) -> Method:
+        """Return an instance for measurements of cost: the default, unless it computes long before round 1."""
+        return cls()
+
+    @classmethod
     def describe(cls) -> str:
         """Return the docstring: what the method does, its equations, symbols, departures and reference."""
         return inspect.cleandoc(cls.__doc__ or "")
@@ -241,3 +248,8 @@ class Method:
         """Refuse a hyper-parameter outside its domain."""
         if not holds:
             raise BadInputError(f"{self.name}: {name} = {getattr(self, name)!r} is outside its domain: {domain}")
+
+
+def overrides(method: Method, hook: str) -> bool:
+    """Say whether ``method`` does something of its own at ``hook``."""
+    return getattr(type(method), hook) is not getattr(Method, hook)

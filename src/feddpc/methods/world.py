@@ -15,6 +15,7 @@ from torch import Tensor
 from feddpc import chance
 from feddpc.data.dataset import Dataset
 from feddpc.data.partition import Partition
+from feddpc.errors import BadInputError
 
 Ids = NDArray[np.int64]
 
@@ -25,7 +26,8 @@ class World:
 
     ``reserve`` are training samples that were kept from all clients before the data were dealt; they are class-balanced
     and in random order within each class. ``kit`` is what every client receives once, at first contact; a method finds
-    it in ``here.down``. ``disclosed`` says, in numbers, what left the clients before training.
+    it in ``here.down``. ``down_once`` and ``up_once`` count further numbers that each client receives or sends once.
+    ``disclosed`` says what left the clients before training.
     """
 
     data: Dataset
@@ -36,6 +38,8 @@ class World:
     device: torch.device
     reserve: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     kit: Mapping[str, Tensor] = field(default_factory=dict)
+    down_once: float = 0
+    up_once: float = 0
     disclosed: Mapping[str, float | int | str] = field(default_factory=dict)
 
     def rng(self, purpose: str, *keys: int) -> np.random.Generator:
@@ -66,3 +70,32 @@ class World:
         bounds = np.searchsorted(owner[order], np.arange(len(self.partition) + 1))
         mine = [ids[order[a:b]] for a, b in itertools.pairwise(bounds)]
         return replace(self, data=data).dealt(mine)
+
+
+def reserved_each(share: float, data: Dataset) -> int:
+    """Return how many samples of every class make up ``share`` of the training set."""
+    each = int(share * len(data.y_train) / data.classes)
+    if each < 1:
+        raise BadInputError(
+            f"reserve = {share} of {len(data.y_train)} samples is less than one of each of the {data.classes} classes: "
+            f"take at least {data.classes / len(data.y_train):.4g}"
+        )
+    return each
+
+
+def reserved(share: float, data: Dataset, seed: int) -> Ids:
+    """Draw the samples that the server keeps before the data are dealt: the same number of every class."""
+    if share == 0:
+        return np.zeros(0, np.int64)
+    each = reserved_each(share, data)
+    rng = chance.rng(seed, "reserve")
+    kept = []
+    for c in range(data.classes):
+        mine = np.flatnonzero(data.y_train == c)
+        if len(mine) <= each:
+            raise BadInputError(
+                f"reserve = {share} takes {each} samples of every class, but class {c} has only {len(mine)}: "
+                "nothing would be left to the clients; lower it"
+            )
+        kept.append(rng.permutation(mine)[:each])
+    return np.concatenate(kept)

@@ -1,7 +1,9 @@
 """Networks by name, and what makes a user's own network fit for a federation.
 
-Every model has ``features(x)``, the representation before the last layer, and ``head``, with
-``forward(x) == head(features(x))``, and no buffers.
+Every model has ``features(x)``, the representation before the last layer, and ``head``, a linear layer, with
+``forward(x) == head(features(x))``, and no buffers. All but a linear classifier also have ``trunk(x)``,
+``last_stage(h, width)`` and ``top(o)``, with ``forward(x) == top(last_stage(trunk(x)))``. A network of one's own that
+defines these works with the methods that ask for them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,8 +54,11 @@ class Flat:
         output: Tensor = functional_call(self.module, self.parameters(w), (x,))
         return output
 
-    def part(self, w: Tensor, name: str, *args: Any) -> Any:
-        """Call the module's method ``name`` with the parameters in ``w``."""
+    def part(self, w: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
+        """Call the module's method ``name``, or a function of the module and ``args``, with the parameters in ``w``.
+
+        A function may use several methods: one call, and one way back to ``w`` for the gradient.
+        """
         parameters = {f"module.{n}": p for n, p in self.parameters(w).items()}
         return functional_call(self._whole, parameters, (name, *args))
 
@@ -75,5 +79,5 @@ class _Whole(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, name: str, *args: Any) -> Any:
-        return getattr(self.module, name)(*args)
+    def forward(self, name: str | Callable[..., Any], *args: Any) -> Any:
+        return getattr(self.module, name)(*args) if isinstance(name, str) else name(self.module, *args)

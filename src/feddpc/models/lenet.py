@@ -26,6 +26,8 @@ class LeNet5(BodyAndHead):
     62006
     """
 
+    stage = slice(3, 5)  # the second convolution and its ReLU
+
     def __init__(self, classes: int = 10, channels: int = 3, size: int = 32, *, variant: str = "A") -> None:
         super().__init__()
         if variant not in _WIDTHS:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from feddpc.errors import BadInputError, unknown
-from feddpc.models.base import BodyAndHead
+from feddpc.models.base import BodyAndHead, Sections
+from feddpc.models.narrow import narrowed
 from feddpc.options import whole
 
 _WIDTHS = (64, 128, 256, 512)
@@ -55,6 +56,11 @@ class ResNet18(BodyAndHead):
         out: Tensor = self.stages(self.stem(x))
         return out.mean((2, 3))
 
+    def sections(self) -> Sections:
+        """Split before the last two blocks; the average comes after them."""
+        blocks = list(self.stages)
+        return Sections([self.stem, *blocks[:-2]], blocks[-2:], [_Average()])
+
 
 class _Block(nn.Module):
     """relu(x + two 3x3 convolutions of x); where the width grows, the map halves and a 1x1 convolution fits x to it."""
@@ -78,3 +84,13 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = (self.shortcut(x) + self.body(x)).relu()
         return out
+
+    def narrowed(self, h: Tensor, width: float) -> Tensor:
+        return (narrowed(self.shortcut, h, width) + narrowed(self.body, h, width)).relu()
+
+
+class _Average(nn.Module):
+    """The mean of every channel."""
+
+    def forward(self, o: Tensor) -> Tensor:
+        return o.mean((2, 3))

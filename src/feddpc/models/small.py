@@ -18,6 +18,8 @@ class SmallCNN(BodyAndHead):
     6090
     """
 
+    stage = slice(3, 5)  # the second convolution and its ReLU
+
     def __init__(self, classes: int = 10, channels: int = 1, size: int = 8, *, width: int = 16) -> None:
         super().__init__()
         if size < 4:
@@ -44,6 +46,8 @@ class MLP(BodyAndHead):
     4810
     """
 
+    stage = slice(-2, None)  # the last hidden layer and its ReLU
+
     def __init__(self, classes: int = 10, channels: int = 1, size: int = 8, *, hidden: Sequence[int] = (64,)) -> None:
         super().__init__()
         if not isinstance(hidden, list | tuple):  # a configuration may hold anything, a number for instance
@@ -55,3 +59,5 @@ class MLP(BodyAndHead):
             before = width
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(before, classes)
+        if not hidden:
+            self.lacks = ("trunk", "last_stage", "top")

@@ -11,7 +11,7 @@ from feddpc.run.config import PARTS
 from feddpc.run.record import StoredRun
 
 #: None of these decides what a run computes, only how fast: they part runs only where one seed would be counted twice.
-_HOW = ("engine", "device", "threads")
+_HOW = ("engine", "device", "threads", "client_memory")
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def render(runs: Sequence[StoredRun], *, title: str | None = None) -> str:
         curves=_charts(runs, figures.CURVES),
         geometry=_geometry(runs),
         partition=_partition(runs),
+        costs=_costs(every),
         configuration=_configuration(every),
         runs=_runs(every),
         environment=_definitions(_common([_environment(run) for run in runs]))
@@ -222,6 +223,48 @@ def _configuration(every: Sequence[Group]) -> str:
         lines.append(_line([group.label, words, *(show(own[k]) if k in own else "" for k in apart)]))
     table = _boxed(_heads(heads), lines, "wraps", "Hyper-parameters")
     return f"<h3>The same in all runs</h3>{same}<h3>What differed</h3>{table}"
+
+
+#: What is measured of a method's cost, by its key in the summary.
+_COSTS = {
+    "down": "down",
+    "up": "up",
+    "client state": "client_state",
+    "server state": "server_state",
+    "down once": "down_once",
+    "up once": "up_once",
+    "gradients": "gradients",
+    "passes": "passes",
+}
+
+
+def _costs(every: Sequence[Group]) -> str:
+    """Return what each method moved, remembered and gave away; nothing where no run tells."""
+    lines = []
+    for group in every:
+        costs: Mapping[str, Any] = next(((r.summary or {}).get("costs") or {} for r in group.runs if r.summary), {})
+        privacy = next((r.privacy for r in group.runs if r.privacy), {})
+        if costs or privacy:
+            known = (figures.number(costs.get(key)) for key in _COSTS.values())
+            lines.append(_line([group.label, *("" if math.isnan(v) else f"{v:.3g}" for v in known), _told(privacy)]))
+    if not lines:
+        return ""
+    table = _boxed(_heads(["method", *_COSTS, "what leaves a client"]), lines, "wraps", "Costs and privacy")
+    return f"""<section aria-labelledby="costs">
+<h2 id="costs">Costs and privacy</h2>
+{table}
+<p class="note">Counted while the runs went on, in multiples of the number of parameters: what a participant received
+and sent in a round, what client and server remember at the end, what travelled once before round 1. Gradients and
+passes through the network are a local step, where FedAvg has one of each.</p>
+</section>"""
+
+
+def _told(privacy: Mapping[str, Any]) -> str:
+    """Return a privacy note with its numbers."""
+    disclosed = privacy.get("disclosed")
+    items = disclosed.items() if isinstance(disclosed, dict) else ()
+    numbers = ", ".join(f"{show(k).replace('_', ' ')}: {show(v)}" for k, v in items)
+    return " ".join(filter(None, [show(privacy.get("note", "")), f"({numbers})" if numbers else ""]))
 
 
 def _runs(every: Sequence[Group]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from feddpc.engine.memory import Memory
+from feddpc.engine.meter import Meter
 from feddpc.engine.rounds import Progress
+from feddpc.engine.rows import SLOTS
 from feddpc.errors import RunFolderError
 from feddpc.run.files import explained, replace_file, replace_text
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,19 @@ class Saved:
     record_bytes: int
     tensors: dict[str, Tensor]
     diverged: str | None = None  #: why the run must not go on
+    meter: Meter = field(default_factory=Meter)
 
 
 def save(folder: Path, progress: Progress, record_bytes: int, diverged: str | None = None) -> None:
-    """Write the state after ``progress.round``; the previous checkpoint stays valid until this one is complete."""
+    """Write the state after ``progress.round``; the previous checkpoint stays valid until this one is complete.
+
+    Memories on disk bring their rows there when they export; the checkpoint says where.
+    """
     with explained(folder):
         folder.mkdir(exist_ok=True)
     tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
-    for kind, memory in (("slots", progress.slots), ("clients", progress.clients)):
+    memories = {"slots": progress.slots, "clients": progress.clients}
+    for kind, memory in memories.items():
         ids, table = memory.export()
         tensors |= {f"{kind}/ids": ids} | {f"{kind}.{k}": v for k, v in table.items()}
     tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
@@ -47,10 +54,14 @@ def save(folder: Path, progress: Progress, record_bytes: int, diverged: str | No
         "file": name,
         "sha256": _digest(folder / name),
         "diverged": diverged,
+        "meter": asdict(progress.meter),
     }
     replace_text(folder / "checkpoint.json", json.dumps(note, indent=1) + "\n")
-    for old in folder.glob("round-*.safetensors"):
-        if old.name != name:
+    for memory in memories.values():
+        memory.committed()
+    kept = {name} | {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
+    for old in [*folder.glob("round-*.safetensors"), *folder.glob("*.rows")]:
+        if old.name not in kept:
             old.unlink(missing_ok=True)
 
 
@@ -66,7 +77,9 @@ def load(folder: Path) -> Saved | None:
         path = folder / Path(note["file"]).name
         if _digest(path) != note["sha256"]:
             raise RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
-        return Saved(int(note["round"]), int(note["record_bytes"]), load_file(path), note["diverged"])
+        return Saved(
+            int(note["round"]), int(note["record_bytes"]), load_file(path), note["diverged"], Meter(**note["meter"])
+        )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunFolderError(f"the checkpoint in {folder} cannot be read: {error}") from None
 
@@ -88,7 +101,7 @@ def restore(saved: Saved, progress: Progress) -> None:
         raise RunFolderError(f"the checkpoint lacks {error}: it belongs to another method") from None
     progress.w = placed["w"]
     progress.server = {k: placed[f"server.{k}"] for k in progress.server}
-    progress.round = saved.round
+    progress.round, progress.meter = saved.round, saved.meter
 
 
 def _restore_memory(saved: Saved, kind: str, memory: Memory) -> None:
@@ -99,6 +112,15 @@ def _restore_memory(saved: Saved, kind: str, memory: Memory) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def load_model(path: Path) -> dict[str, Tensor]:
+    """Read what :func:`save_model` wrote."""
+    try:
+        # Copies: see restore.
+        return {k: v.clone() for k, v in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from None
 
 
 def save_model(path: Path, state_dict: dict[str, Tensor]) -> None:

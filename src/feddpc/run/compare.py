@@ -13,11 +13,12 @@ import torch
 
 from feddpc import methods
 from feddpc.errors import BadInputError, RunFolderError, unknown
-from feddpc.run.config import PARTS, Config
-from feddpc.run.experiment import Setting, choose_engine, make_method, prepare
+from feddpc.run.config import MAY_CHANGE, PARTS, Config
+from feddpc.run.experiment import Setting, make_method, prepare
 from feddpc.run.files import explained, replace_text
 from feddpc.run.record import is_blank, is_run, load_config
 from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
+from feddpc.run.specialise import with_reserve
 
 INDEX = "compare.json"
 _KEYS = {k for k in Config.__dataclass_fields__ if k not in ("hyper", *PARTS.values())}
@@ -136,7 +137,8 @@ def compare(
     for what, values in (("methods", names), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise BadInputError(f"{what} = {', '.join(map(str, values))}: one of them is there twice")
-    configs = [_checked(wishes.config(name, seed)) for seed in seeds for name in names]
+    made = [methods.create(name, **wishes.config(name).hyper) for name in names]
+    configs = [with_reserve(_checked(wishes.config(name, seed)), made) for seed in seeds for name in names]
     folders = [run_name(name, seeds[0]) for name in names]
     if len(set(folders)) < len(folders):
         raise BadInputError(f"methods = {', '.join(names)}: two of them have the same name")
@@ -148,26 +150,23 @@ def compare(
         folder = out / run_name(config.method, config.seed)
         if resume and is_run(folder):
             stored = load_config(folder)
-            config = dataclasses.replace(stored, rounds=wishes.values.get("rounds", stored.rounds))
+            config = Config.read(stored.asdict() | {k: wishes.values[k] for k in MAY_CHANGE if k in wishes.values})
             engine_name = engine_name or stored.engine
         if setting is None or setting.config.seed != config.seed:
             setting = prepare(dataclasses.replace(config, hyper={}))
         setting = dataclasses.replace(setting, config=_filled(setting.config, config))
-        method, _ = make_method(config)
-        engine, timings = choose_engine(engine_name or config.engine, setting, method)
-        engine_name = engine.name  # one engine for all, so that seconds a round can be compared
         if listener:
             listener.begin(config)
         outcome = execute(
             setting,
-            engine=engine,
-            timings=timings,
+            engine=engine_name,
             out=folder,
             resume=resume,
             on_round=listener.round if listener else None,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
         )
+        engine_name = outcome.config.engine  # one engine for all, so that seconds a round can be compared
         if listener:
             listener.end(outcome.summary)
         outcomes.append(outcome)
@@ -185,11 +184,12 @@ def _checked(config: Config) -> Config:
 
 def _filled(shared: Config, wanted: Config) -> Config:
     """Return the complete shared configuration with what belongs to one method."""
-    return dataclasses.replace(shared, method=wanted.method, hyper=wanted.hyper, rounds=wanted.rounds)
+    own = {key: getattr(wanted, key) for key in ("method", "hyper", *MAY_CHANGE)}
+    return dataclasses.replace(shared, **own)
 
 
 def _refuse_changes(folder: Path, asked: Config, wishes: Wishes) -> None:
-    given = {k: v for k, v in wishes.values.items() if k not in ("rounds", "hyper")}
+    given = {k: v for k, v in wishes.values.items() if k not in (*MAY_CHANGE, "hyper")}
     given |= {"hyper": asked.hyper, "seed": asked.seed}
     if different := load_config(folder).differences(given):
         raise RunFolderError(

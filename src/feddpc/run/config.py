@@ -18,6 +18,8 @@ from feddpc.options import fit
 Options = dict[str, Any]
 #: How `--set PREFIX.KEY=VALUE` reaches the options of a part.
 PARTS = {"model": "model_options", "partition": "partition_options", "participation": "participation_options"}
+#: What a resumed run may have otherwise than before.
+MAY_CHANGE = ("rounds", "client_memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +46,14 @@ class Config:
     lr_decay: float = 1.0
     batch_size: int | None = None
     epochs: int = 1
+    reserve: float | None = None
     seed: int = 0
     scaling: Literal["auto", "half", "channel", "unit", "none"] = "auto"
     augment: bool = False
     precision: Literal["float32", "float64"] = "float32"
     device: str = "auto"
     engine: str = "auto"
+    client_memory: Literal["auto", "device", "host", "disk"] = "auto"
     threads: int | Literal["auto"] | None = None
     hyper: Options = field(default_factory=dict)
     model_options: Options = field(default_factory=dict)
@@ -66,6 +70,8 @@ class Config:
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, name, value, "a finite number above 0")
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "a probability in [0, 1)")
+        reserve = 0.0 if self.reserve is None else self.reserve
+        _require(0 <= reserve < 1, "reserve", self.reserve, "a share of the training set in [0, 1)")
         _require(0 <= self.seed < 2**32, "seed", self.seed, "from 0 to 4294967295")
 
     @classmethod

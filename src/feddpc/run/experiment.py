@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,12 @@ from feddpc.data.scaling import make_scaler
 from feddpc.engine import sampler
 from feddpc.engine.base import Engine
 from feddpc.engine.loop import Loop
+from feddpc.engine.placement import Placement, resolve
 from feddpc.engine.rounds import Federation, Progress, advance
 from feddpc.engine.stacked import Stacked
 from feddpc.errors import BadInputError, unknown
-from feddpc.methods.base import Method
+from feddpc.methods.base import Method, State
+from feddpc.methods.world import Ids, World, reserved
 from feddpc.models.flat import Flat
 from feddpc.run.config import Config
 from feddpc.task import Classification
@@ -42,6 +44,13 @@ class Setting:
     federation: Federation
     task: Classification
     w0: Tensor
+    reserve: Ids  #: training samples that no client holds
+    learned: State = field(default_factory=dict)  #: what the method found out before round 1
+    world: World | None = None  #: what the method made of data and partition, if it changed any
+
+    def privacy(self, method: Method) -> dict[str, Any]:
+        """Return what leaves a client beside its updates, in words and numbers."""
+        return {"note": method.privacy, "disclosed": dict(self.world.disclosed) if self.world else {}}
 
     @property
     def flat(self) -> Flat:
@@ -50,11 +59,12 @@ class Setting:
 
     def fingerprint(self) -> dict[str, str]:
         """Return a hash of each thing that a configuration only names: data (a sample of them), partition, model."""
+        dealt = self.federation.planner.partition
         some = np.linspace(0, len(self.data.x_train) - 1, 64).astype(np.int64)
         layout = [f"{n} {tuple(s)}" for n, s in zip(self.flat.names, self.flat.shapes, strict=True)]
         return {
             "data": _hash(self.data.x_train[some], self.data.y_train, self.data.x_test.shape, self.data.y_test),
-            "partition": _hash(self.partition.order, self.partition.starts),
+            "partition": _hash(dealt.order, dealt.starts),
             "initial model": _hash(layout, self.w0.cpu().numpy()),
         }
 
@@ -72,10 +82,21 @@ def prepare(
     """Build everything that does not depend on the method; ``data``, ``module`` and ``partition`` may be one's own."""
     data = data or load(config.data)
     config = _resolve(config, data, module, partition)
+    assert config.reserve is not None
+    reserve = reserved(config.reserve, data, config.seed)
     if partition is None:
-        partition = partitions.make(
-            config.partition, data.y_train, config.clients, seed=config.seed, **config.partition_options
+        rest = np.setdiff1d(np.arange(len(data.y_train)), reserve)
+        dealt = partitions.make(
+            config.partition, data.y_train[rest], config.clients, seed=config.seed, **config.partition_options
         )
+        partition = Partition(rest[dealt.order], dealt.starts)
+    elif len(reserve):
+        partition = Partition.from_lists([mine[~np.isin(mine, reserve)] for mine in partition])
+        if not partition.sizes.all():
+            raise BadInputError(
+                f"reserve = {config.reserve} takes all samples of client {partition.sizes.argmin()}: lower it, or give "
+                "that client more"
+            )
     partition.check(len(data.y_train))
     if module is None:
         shape = _image(data)
@@ -116,7 +137,7 @@ def prepare(
         weighting=config.weighting,
         evaluate=task.evaluate,
     )
-    return Setting(config, data, partition, federation, task, task.initial())
+    return Setting(config, data, partition, federation, task, task.initial(), reserve)
 
 
 def _with_threads(config: Config, d: int) -> Config:
@@ -156,10 +177,12 @@ def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, 
     if len(candidates) == 1:
         return candidates[0], {}
     trial = dataclasses.replace(setting.federation, evaluate=None)
+    population = setting.federation.population
+    placement = Placement(resolve(setting.config.client_memory, method, setting.w0, population))
     seconds = {}
     for engine in candidates:
         # The first round warms up allocators and kernels, the second is timed.
-        progress = Progress.begin(method, setting.w0, setting.federation.population)
+        progress = Progress.begin(method, setting.w0, population, placement)
         advance(trial, method, engine, progress)
         began = time.perf_counter()
         advance(trial, method, engine, progress)
@@ -178,7 +201,8 @@ def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition:
         if config.cohort > len(partition):
             raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients")
     else:
-        changes["partition_options"] = partition_options(config, len(data.y_train))
+        kept = len(reserved(config.reserve or 0.0, data, config.seed))
+        changes["partition_options"] = partition_options(config, len(data.y_train) - kept)
     if module is not None:
         changes |= {"model": type(module).__name__, "model_options": {}}
     else:
@@ -191,6 +215,7 @@ def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition:
         changes["batch_size"] = default_batch_size(len(data.y_train), changes.get("clients", config.clients))
     if config.server_lr is None:
         changes["server_lr"] = config.lr
+    changes["reserve"] = config.reserve or 0.0
     if config.scaling == "auto":
         changes["scaling"] = "half" if data.x_train.dtype == np.uint8 else "none"
     if config.augment and data.x_train.dtype != np.uint8:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from feddpc.errors import RunFolderError
+from feddpc.errors import unusable
 
 
 @contextmanager
@@ -21,12 +21,8 @@ def explained(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         # safetensors wraps the system's error in one of its own, with the number in the text.
         number = error.errno if isinstance(error, OSError) else errno.ENOSPC if "os error 28" in str(error) else None
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            raise RunFolderError(
-                f"the disk of {path} is full; what was recorded so far is kept: free some space and use --resume"
-            ) from error
         reason = error.strerror if isinstance(error, OSError) else None
-        raise RunFolderError(f"{path} cannot be used: {reason or error}") from error
+        raise unusable(path, number, reason or error) from error
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:

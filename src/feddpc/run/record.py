@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +34,7 @@ class StoredRun:
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
     environment: dict[str, Any]
+    privacy: dict[str, Any] = field(default_factory=dict)  #: what left the clients beside their updates
 
 
 class RunFolder:
@@ -91,9 +92,13 @@ class RunFolder:
         with explained(self.path):
             os.fsync(self._lines.fileno())
 
-    def extend(self, config: Config) -> None:
-        """Note a larger number of rounds, the one thing that may change when a run is resumed."""
+    def amend(self, config: Config) -> None:
+        """Note what changed when a run was resumed: more rounds, another place for memories."""
         replace_text(self.path / "config.toml", write_toml(config.asdict()))
+
+    def note(self, name: str, value: dict[str, Any]) -> None:
+        """Write a small file ``NAME.json`` beside the records."""
+        replace_text(self.path / f"{name}.json", json.dumps(value, indent=1) + "\n")
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
@@ -189,7 +194,8 @@ def load(path: Path) -> StoredRun:
     config = load_config(path)
     records = read_records(path / "rounds.jsonl")
     summary = read_json(path / "summary.json") or None
-    return StoredRun(path, config, records, summary, read_json(path / "environment.json"))
+    known = [read_json(path / f"{name}.json") for name in ("environment", "privacy")]
+    return StoredRun(path, config, records, summary, *known)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -16,19 +16,22 @@ from typing import Any
 
 from torch import Tensor
 
-from feddpc.engine.base import Engine
+from feddpc.engine.placement import Placement, resolve
 from feddpc.engine.rounds import Progress, Record, advance
 from feddpc.errors import RunFolderError
-from feddpc.methods.base import Method
+from feddpc.methods.base import Method, State
 from feddpc.run import checkpoint
-from feddpc.run.config import Config
+from feddpc.run.config import MAY_CHANGE, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method
 from feddpc.run.record import RunFolder, environment, is_run, line, load_config, read_json, read_records, summarise
+from feddpc.run.specialise import specialise
 
 OnRound = Callable[[dict[str, Any]], None]
 
 #: Seconds between checkpoints, unless asked otherwise.
 CHECKPOINT_SECONDS = 5.0
+#: What a method found out before round 1; a resumed run reads it instead of computing it again.
+LEARNED = "learned.safetensors"
 
 
 class Stop:
@@ -75,8 +78,7 @@ def execute(
     setting: Setting,
     *,
     method: Method | None = None,
-    engine: Engine | None = None,
-    timings: dict[str, float] | None = None,
+    engine: str | None = None,
     out: Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -86,7 +88,7 @@ def execute(
     """Run ``setting.config`` to its last round and return what came out.
 
     With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
-    with ``resume`` a run that is there is continued.
+    with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
     """
     stop = stop or Stop()
     if method is None:
@@ -94,30 +96,37 @@ def execute(
     else:
         config = dataclasses.replace(setting.config, method=method.name, hyper=method.hyper())
     resume = resume and out is not None and is_run(out)
-    if engine is None:
-        stored = load_config(out).engine if resume and out is not None else "auto"
-        engine, timings = choose_engine(stored if config.engine == "auto" else config.engine, setting, method)
-    config = dataclasses.replace(config, engine=engine.name)
-    progress = Progress.begin(method, setting.w0, setting.federation.population)
+    stored = load_config(out) if resume and out is not None else Config()
+    setting = specialise(setting, method, _learned(out) if resume and out is not None else None)
+    wanted = engine or (stored.engine if config.engine == "auto" else config.engine)
+    machine, timings = choose_engine(wanted, setting, method)
+    kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
+    kind = resolve(kind, method, setting.w0, setting.federation.population)
+    config = dataclasses.replace(config, engine=machine.name, client_memory=kind)
+    placement = Placement(kind, out / "checkpoint" if out is not None else None)
+    progress = Progress.begin(method, setting.w0, setting.federation.population, placement)
     folder: RunFolder | None = None
     records: list[dict[str, Any]] = []
     ended: tuple[str, str | None] | None = None
     if out is not None and resume:
         folder, records, ended = _continue(out, config, progress, setting)
     elif out is not None:
-        about = environment(engine.name, timings or {}, config.device, setting.fingerprint())
+        about = environment(machine.name, timings, config.device, setting.fingerprint())
         folder = RunFolder.create(out, config, about)
+        folder.note("privacy", setting.privacy(method))
+        if setting.learned:
+            checkpoint.save_model(out / LEARNED, setting.learned)
     keeper = _Keeper(folder, progress, checkpoint_seconds)
     try:
         while ended is None:
-            record = advance(setting.federation, method, engine, progress)
+            record = advance(setting.federation, method, machine, progress)
             records.append(json.loads(line(record)))
             ended = _why(record, config, stop)
             keeper.keep(record, last=ended is not None)
             if on_round is not None:
                 on_round(records[-1])
         status, reason = ended
-        summary = summarise(config, records, status, reason)
+        summary = summarise(config, records, status, reason) | {"costs": progress.meter.summary()}
         if folder is not None:
             checkpoint.save_model(folder.path / "model.safetensors", setting.flat.state_dict(progress.w))
             folder.finish(summary)
@@ -125,6 +134,11 @@ def execute(
         if folder is not None:
             folder.close()
     return Outcome(config, status, reason, records, summary, progress.w, out, setting)
+
+
+def _learned(out: Path) -> State | None:
+    """Return what the method had found out before round 1, if it got so far."""
+    return checkpoint.load_model(out / LEARNED) if (out / LEARNED).exists() else None
 
 
 class _Keeper:
@@ -164,7 +178,7 @@ def _continue(
 ) -> tuple[RunFolder, list[dict[str, Any]], tuple[str, str | None] | None]:
     """Open a run folder at its last checkpoint, move ``progress`` there, and say how the run had ended, if it had."""
     stored = load_config(out)
-    given = {k: v for k, v in config.asdict().items() if k != "rounds"}
+    given = {k: v for k, v in config.asdict().items() if k not in MAY_CHANGE}
     different = stored.differences(given)
     before, now = read_json(out / "environment.json").get("fingerprint", {}), setting.fingerprint()
     different += [f"other {part}" for part in before if before[part] != now.get(part)]
@@ -187,8 +201,8 @@ def _continue(
             raise RunFolderError(
                 f"rounds = {config.rounds}, but {out} is past round {progress.round}: ask for at least that"
             )
-        if config.rounds != stored.rounds:
-            folder.extend(config)
+        if any(getattr(config, key) != getattr(stored, key) for key in MAY_CHANGE):
+            folder.amend(config)
     except BaseException:
         folder.close()
         raise

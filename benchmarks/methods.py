@@ -1,0 +1,91 @@
+"""A round of every method against one of FedAvg in the same engine, turn by turn, and what its gradients would suggest.
+
+CIFAR-10's shapes, LeNet5, 10 of 100 clients, batch 256, alpha 0.6, without evaluation; the data are random bytes unless
+CIFAR-10 is in the cache. ``gradients`` counts gradient evaluations against FedAvg's, batch for batch; a forward pass
+without a backward one counts as a third. ``over`` is the time beyond what they suggest, and should stay below 1.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+
+import torch
+from round import cifar_like
+
+from feddpc import methods
+from feddpc.engine.rounds import Progress, advance
+from feddpc.run.config import Config
+from feddpc.run.experiment import ENGINES, prepare
+from feddpc.run.specialise import specialise
+
+VARIANTS = {name: {} for name in methods.names()} | {
+    "scaffold I": {"option": "I"},
+    "fedga fresh": {"variant": "fresh"},
+    "feddpc client": {"form": "client"},
+    "fedspeed paper": {"server": "paper"},
+    "faug": {"gan_steps": 20},
+    "gmm": {"em_rounds": 1},
+}
+
+
+class Runner:
+    """One method, ready to make rounds."""
+
+    def __init__(self, setting, method, engine) -> None:
+        setting = specialise(setting, method)
+        self.method, self.engine = method, engine
+        self.federation = dataclasses.replace(setting.federation, evaluate=None)
+        self.progress = Progress.begin(method, setting.w0, self.federation.population)
+        self.device = setting.w0.device
+
+    def __call__(self) -> float:
+        self._wait()
+        began = time.perf_counter()
+        advance(self.federation, self.method, self.engine, self.progress)
+        self._wait()
+        return time.perf_counter() - began
+
+    def work(self) -> float:
+        meter = self.progress.meter
+        extra = max(0, meter.passes - meter.gradients) if self.method.name not in ("fedalign", "fedbr") else 0
+        return meter.gradients + extra / 3
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--engine", default="loop", choices=list(ENGINES))
+    parser.add_argument("--methods", default=",".join(VARIANTS))
+    args = parser.parse_args()
+    made = {n: methods.create(n.split()[0], **VARIANTS[n]) for n in args.methods.split(",")}
+    config = Config.read({"model": "lenet5", "alpha": 0.6, "device": args.device})
+    data = cifar_like()
+    settings = {
+        r: prepare(dataclasses.replace(config, reserve=r), data=data) for r in {m.reserve for m in made.values()}
+    }
+    print(f"torch {torch.__version__}, {config.device}, engine {args.engine}, {data.name}, {args.rounds} rounds each")
+    print(f"{'method':16}{'ms':>9}{'fedavg ms':>11}{'ratio':>8}{'gradients':>11}{'over':>7}")
+    for name, method in made.items():
+        engine = ENGINES[args.engine]()
+        setting = settings[method.reserve]
+        pair = [Runner(setting, methods.create("fedavg"), engine), Runner(setting, method, engine)]
+        for runner in pair:
+            runner()  # warm up; a survey before round 1 is not counted
+            runner.progress.meter = type(runner.progress.meter)()
+        turns = [[runner() for runner in pair] for _ in range(args.rounds)]
+        plain, own = (statistics.median(t) for t in zip(*turns, strict=True))
+        ratio = statistics.median(b / a for a, b in turns)
+        work = pair[1].work() / pair[0].work()
+        print(f"{name:16}{own * 1e3:9.1f}{plain * 1e3:11.1f}{ratio:8.2f}{work:11.2f}{ratio / work:7.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

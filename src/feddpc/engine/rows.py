@@ -1,0 +1,228 @@
+"""Where the rows of a memory lie: in a table on the device or in host memory, or in a file on disk.
+
+A store knows rows by number, 0, 1, 2, ...; whose they are is the memory's business.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.errors import RunFolderError, unusable
+from feddpc.methods.base import State
+
+#: What a store on disk exports in place of its rows. No method's key: those are names.
+SLOTS = "/slots"
+#: Slots begin on a page, so that writing one touches no page of another.
+PAGE = 4096
+
+
+class Rows(Protocol):
+    """A store of rows; all have the keys, shapes and types of one template."""
+
+    def read(self, rows: Sequence[int], into: State, at: Sequence[int]) -> None:
+        """Copy ``rows`` to the places ``at`` of the stacks ``into``."""
+
+    def write(self, rows: Sequence[int], state: State) -> None:
+        """Store a stack; a new row has the next free number."""
+
+    def export(self, count: int) -> State:
+        """Return what a checkpoint must hold to find the first ``count`` rows again, all there are."""
+
+    def committed(self) -> None:
+        """Learn that a checkpoint with the latest export is complete, and that no earlier one will be asked for."""
+
+
+class Resident:
+    """Rows in one tensor a key, on ``device`` (by default the template's), with room for ``most`` in the end."""
+
+    def __init__(self, template: State, most: int, device: str | None = None) -> None:
+        self._most = most
+        self._table = {k: v.new_empty((0, *v.shape), device=device or v.device) for k, v in template.items()}
+
+    def read(self, rows: Sequence[int], into: State, at: Sequence[int]) -> None:
+        """Copy rows into stacks, which may be on another device."""
+        which = torch.tensor(rows, dtype=torch.int64)
+        for key, stack in into.items():
+            table = self._table[key]
+            if len(at) == len(stack) and stack.device == table.device:
+                torch.index_select(table, 0, which.to(table.device), out=stack)
+            else:
+                stack[list(at)] = table[which.to(table.device)].to(stack.device)
+
+    def write(self, rows: Sequence[int], state: State) -> None:
+        """Store stacks, which may be on another device."""
+        for key, stack in state.items():
+            table = self._table[key]
+            if max(rows) >= len(table):
+                table = self._table[key] = _grown(table, max(rows) + 1, self._most)
+            table[list(rows)] = stack.to(table.device)
+
+    def export(self, count: int) -> State:
+        """Return the table."""
+        return {k: v[:count] for k, v in self._table.items()}
+
+    def committed(self) -> None:
+        """Nothing depends on it: an export holds the rows themselves."""
+
+
+def _grown(table: Tensor, rows: int, most: int) -> Tensor:
+    """Return the table with room for at least ``rows`` rows; doubling keeps growth cheap."""
+    # Not zeros: a page of host memory that was never written takes no room.
+    larger = table.new_empty((min(max(rows, 2 * len(table)), max(rows, most)), *table.shape[1:]))
+    larger[: len(table)] = table
+    return larger
+
+
+class OnDisk:
+    """Rows in a file that grows with the rows seen; without ``path`` in a temporary one that no one else sees.
+
+    The file is a sequence of slots, and rows are copied on write: a slot that the last checkpoint refers to is never
+    overwritten. A changed row goes to a free slot, where later changes overwrite it, and when the next checkpoint is
+    complete the old slot becomes free. So a crash at any moment leaves the rows of the last checkpoint as they were,
+    a checkpoint holds slot numbers only, and the file has at most twice as many slots as there are rows (three times,
+    should a checkpoint fail and the run go on).
+
+    Reads and writes are plain calls, not a memory map: a map would count in full against a limit on address space,
+    and a full disk or a damaged file would be a signal that kills the process, not an error.
+    """
+
+    def __init__(self, template: State, path: Path | None) -> None:
+        self._template = template
+        self._start: dict[str, int] = {}  # of each key in a slot
+        self._row_bytes = 0
+        for key, value in template.items():
+            self._start[key] = self._row_bytes
+            self._row_bytes += value.nbytes
+        self._slot_bytes = -(-self._row_bytes // PAGE) * PAGE
+        self._path = path
+        self._called = str(path or f"a temporary file in {tempfile.gettempdir()} for the memory of clients")
+        self._file: FileIO | None = None
+        self._slot: dict[int, int] = {}  # of each row
+        self._end = 0  # slots in the file
+        self._free: list[int] = []
+        self._kept: frozenset[int] = frozenset()  # slots of the last complete checkpoint
+        self._offered: frozenset[int] = frozenset()  # slots of the latest export
+
+    def read(self, rows: Sequence[int], into: State, at: Sequence[int]) -> None:
+        """Copy rows from the file straight into stacks in host memory; others are reached through one row of it."""
+        for key, stack in into.items():
+            over = None if stack.device.type == "cpu" else _staging(stack)
+            for row, i in zip(rows, at, strict=True):
+                self._move(os.preadv, stack[i] if over is None else over, self._slot[row], key)
+                if over is not None:
+                    stack[i].copy_(over)
+
+    def write(self, rows: Sequence[int], state: State) -> None:
+        """Write stacks, each row to where the last checkpoint has nothing."""
+        slots = [self._writable(row) for row in rows]
+        for key, stack in state.items():
+            for row, slot in zip(stack, slots, strict=True):
+                self._move(os.pwritev, row.detach().cpu().contiguous(), slot, key)
+        self._slot.update(zip(rows, slots, strict=True))
+
+    def export(self, count: int) -> State:
+        """Bring all rows to the disk and return their slots; none of these is overwritten until the next export.
+
+        A temporary file is gone with the process, so of that one the rows themselves are returned.
+        """
+        if self._path is None:
+            table = {k: v.new_empty((count, *v.shape), device="cpu") for k, v in self._template.items()}
+            self.read(range(count), table, range(count))
+            return table
+        if self._file is not None:
+            with self._explained():
+                os.fsync(self._file.fileno())
+        slots = [self._slot[row] for row in range(count)]
+        self._offered = frozenset(slots)
+        self._recount()
+        return {SLOTS: torch.tensor(slots, dtype=torch.int64)}
+
+    def committed(self) -> None:
+        """Free the slots that only the checkpoint before needed."""
+        self._kept = self._offered
+        self._recount()
+
+    def adopt(self, slots: Sequence[int]) -> None:
+        """Take over the file of a checkpoint that found its rows in ``slots``; what else is in it was never kept."""
+        self._slot = dict(enumerate(slots))
+        self._end = max(slots, default=-1) + 1
+        if self._end:
+            needed = (self._end - 1) * self._slot_bytes + self._row_bytes
+            self._open("r+b", needed)
+        self._offered = frozenset(slots)
+        self.committed()
+
+    def _recount(self) -> None:
+        used = self._kept | self._offered | set(self._slot.values())
+        self._free = [slot for slot in reversed(range(self._end)) if slot not in used]
+
+    def _writable(self, row: int) -> int:
+        slot = self._slot.get(row)
+        # A row that is still where a complete checkpoint has it was there at the latest export too.
+        if slot is not None and slot not in self._offered:
+            return slot
+        if self._free:
+            return self._free.pop()
+        self._end += 1
+        return self._end - 1
+
+    def _move(self, call: Callable[..., int], row: Tensor, slot: int, key: str) -> None:
+        """Let ``os.preadv`` or ``os.pwritev`` move one key of a row; either may stop half way and is called again."""
+        file = self._file or self._open("w+b")
+        left: NDArray[np.uint8] = row.view(-1).view(torch.uint8).numpy()
+        offset = slot * self._slot_bytes + self._start[key]
+        while left.size:
+            with self._explained():
+                done = call(file.fileno(), [left], offset)
+            if not done:
+                raise RunFolderError(f"{self._called} ends before slot {slot}: it was cut off while in use")
+            left, offset = left[done:], offset + done
+
+    def _open(self, mode: str, needed: int = 0) -> FileIO:
+        """Open the file, anew or with what a checkpoint ``needed``; before that nothing of it is on the disk."""
+        with self._explained():
+            if self._path is None:
+                file = tempfile.TemporaryFile("w+b", buffering=0)  # noqa: SIM115
+            else:
+                self._path.parent.mkdir(exist_ok=True)
+                file = FileIO(self._path, mode)
+            self._file = file
+            weakref.finalize(self, file.close)
+            size = os.fstat(file.fileno()).st_size
+            if size < needed:
+                raise RunFolderError(
+                    f"{self._called} has {size} bytes, but the checkpoint needs {needed}: "
+                    "it was changed; restore it or start a new run"
+                )
+            file.truncate(self._end * self._slot_bytes)
+            return file
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn an operating-system error about the file into one that says what to do."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise RunFolderError(f"{self._called} is missing: restore it or start a new run") from None
+        except OSError as error:
+            if self._path is not None:
+                raise unusable(self._path, error.errno, error.strerror) from error
+            remedy = "free some disk space, set TMPDIR, or give the run a folder"
+            raise RunFolderError(f"{self._called} cannot be used: {error.strerror}; {remedy}") from error
+
+
+def _staging(stack: Tensor) -> Tensor:
+    """Return room for one row in host memory; pinned, the copy to a GPU is faster."""
+    return torch.empty(stack.shape[1:], dtype=stack.dtype, pin_memory=stack.is_cuda)

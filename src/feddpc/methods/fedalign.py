@@ -1,0 +1,129 @@
+"""FedAlign: the last stage at a fraction of its width should stretch its input as much as at full width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddpc.errors import BadInputError
+from feddpc.methods.algebra import safe_ratio
+from feddpc.methods.base import Costs, Local, Method
+from feddpc.methods.parts import need
+from feddpc.models.narrow import reduced
+from feddpc.task import Batch, Task
+
+#: Power iterations for the top eigenvalue.
+ITERATIONS = 10
+#: Up to so many units in the last place, two stretches are the same.
+ROUNDING = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAlign(Method):
+    """Align the stretch of a narrow last stage with that of the full one.
+
+    The network is trunk, last stage, top. Of each sample the stretch sigma of the last stage is estimated from its
+    input and output maps F_in, F_out (channels by HW places; F_in averaged down to F_out's places):
+
+        T = F_in F_out^T / HW;  sigma = sqrt of the top eigenvalue of T T^T, by 10 power iterations from all ones
+
+    Client j:  h = trunk(x) in one full pass, which gives the cross-entropy CE and sigma_full, taken as a constant
+               sigma_narrow from the last stage with the first omega of its channels, on those of h, as a constant
+               L  = mean (sigma_narrow - sigma_full)^2
+               y <- y - eta_l [ grad CE + mu (CE / L) grad L ]           (nothing of L when L = 0, to rounding)
+    Server:    as FedAvg
+
+    | symbol | name  | default | domain         |
+    |--------|-------|---------|----------------|
+    | mu     | mu    | 0.45    | mu >= 0        |
+    | omega  | omega | 0.25    | 0 < omega <= 1 |
+
+    mu = 0 is FedAvg, and so is omega = 1. The factor CE / L makes the added term as large as mu CE whatever L is, so
+    the training loss reported is (1 + mu) CE.
+
+    Needs: trunk, last_stage, top. The last stage is the fourth of resnet18, the second convolution of lenet5 and cnn,
+    the last hidden layer of mlp. A network of one's own defines trunk(x), last_stage(h, width) and top(o).
+
+    Departures: GroupNorm at the reduced width, so its groups must divide that (the code: BatchNorm with statistics of
+    the batch); reduced widths are rounded to whole channels (the code: multiples of 8; the same for multiples of 32
+    channels at omega = 1/4); plain SGD without clipping (the code: Nesterov 0.9, decay 1e-4, gradients clipped to norm
+    10), so a tiny L meets steps of 2 mu CE / |sigma_narrow - sigma_full| that nothing bounds; maps that are zero have
+    sigma = 0 and no gradient (the code: NaN); T is not formed where its factors are smaller.
+
+    Confidence: the authors' code, and the paper through it.
+
+    >>> f_in, f_out = torch.tensor([[[3.0], [4.0]]]), torch.tensor([[[2.0]]])
+    >>> stretch(f_in, f_out)  # of rank one: |F_in| |F_out|
+    tensor([10.])
+    """
+
+    name: ClassVar[str] = "fedalign"
+    title: ClassVar[str] = "FedAlign"
+    reference: ClassVar[str] = "Mendieta et al., Local Learning Matters, CVPR 2022, arXiv:2111.14213"
+    costs: ClassVar[Costs] = Costs(client_work="last stage again, narrow")
+    parts: ClassVar[tuple[str, ...]] = ("trunk", "last_stage", "top")
+
+    mu: float = 0.45
+    omega: float = 0.25
+
+    def __post_init__(self) -> None:
+        self.require(self.mu >= 0, "mu", "mu >= 0")
+        self.require(0 < self.omega <= 1, "omega", "0 < omega <= 1")
+
+    def adapt(self, module: nn.Module) -> nn.Module:
+        """Change nothing, but see that the last stage can be that narrow."""
+        need(self, module)
+        too_narrow = getattr(module, "too_narrow", lambda _: None)  # a network of one's own need not know beforehand
+        if why := too_narrow(self.omega):
+            raise BadInputError(f"{self.name}: omega = {self.omega}: {why}: choose another omega or number of groups")
+        return module
+
+    def objective(self, task: Task, y: Tensor, batch: Batch, here: Local) -> Tensor:
+        """Cross-entropy, and mu of it in the direction of the alignment loss."""
+        if self.mu == 0 or self.omega == 1:
+            return task.loss(y, batch)
+        # one call for all parts: each would pay its own way from and back to the vector
+        h, o, narrow, logits = task.part(y, full_and_narrow, batch.x, self.omega)
+        ce = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+        full = stretch(h, o.detach())
+        gap = stretch(h[:, : reduced(h.shape[1], self.omega)], narrow) - full
+        loss, scale = (batch.mean(values.square()) for values in (gap, full))
+        counts = loss.detach() > (ROUNDING * torch.finfo(y.dtype).eps) ** 2 * scale
+        return ce + self.mu * safe_ratio(ce.detach(), torch.where(counts, loss.detach(), 0.0)) * loss
+
+
+def full_and_narrow(net: Any, x: Tensor, omega: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the last stage's input as a constant, its full output, its narrow output on that input, and the logits."""
+    h = net.trunk(x)
+    o = net.last_stage(h)
+    return h.detach(), o, net.last_stage(h.detach(), omega), net.top(o)
+
+
+def stretch(f_in: Tensor, f_out: Tensor) -> Tensor:
+    """Return sigma of every sample, ``[n]``, for maps ``[n, channels, ...]``; 0 where either map is zero."""
+    if f_in.ndim == 4 and f_in.shape[2:] != f_out.shape[2:]:
+        f_in = F.adaptive_avg_pool2d(f_in, (f_out.shape[2], f_out.shape[3]))
+    a, b = (f.reshape(*f.shape[:2], -1) for f in (f_in, f_out))
+    places = b.shape[2]
+    if places < a.shape[1]:  # K = T T^T has the rank of the places: K v = a (m (a^T v)) is less work than K
+        m = b.mT @ b / places**2
+        return _root_of_top(lambda v: a @ (m @ (a.mT @ v)), torch.ones_like(a[:, :, :1]))
+    t = a @ b.mT / places
+    k = t @ t.mT
+    return _root_of_top(lambda v: k @ v, torch.ones_like(a[:, :, :1]))
+
+
+def _root_of_top(apply: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+    """Return the square root of the top eigenvalue of symmetric matrices, given by what they make of vectors."""
+    for _ in range(ITERATIONS):
+        v = apply(v)
+        n2 = v.square().sum((1, 2), keepdim=True)
+        alive = n2 > 0
+        n = torch.where(alive, n2, 1.0).sqrt()  # a root of zero would have no finite gradient
+        v = v / n
+    return torch.where(alive, n.sqrt(), 0.0)[:, 0, 0]

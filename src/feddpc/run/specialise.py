@@ -1,0 +1,77 @@
+"""What a method changes before round 1: its network, its clients' data, its first model."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable
+
+import torch
+
+from feddpc import models
+from feddpc.errors import BadInputError
+from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
+from feddpc.methods.world import World
+from feddpc.run.config import Config
+from feddpc.run.experiment import Setting
+
+
+def with_reserve(config: Config, methods: Iterable[Method]) -> Config:
+    """Return a configuration in which the server keeps as many samples as the most demanding method needs."""
+    needed = max((m.reserve for m in methods), default=0.0)
+    if config.reserve is None:
+        return dataclasses.replace(config, reserve=needed)
+    if config.reserve < needed:
+        raise BadInputError(f"reserve = {config.reserve}, but a method needs {needed}: raise it, or leave it out")
+    return config
+
+
+def specialise(setting: Setting, method: Method, learned: State | None = None) -> Setting:
+    """Return ``setting`` as ``method`` changes it; ``learned`` is what an earlier call with the same method found out.
+
+    A method that changes nothing gets the very same setting, so that a comparison builds it once.
+    """
+    if not any(overrides(method, hook) for hook in DATA_HOOKS):
+        return setting
+    config, federation = setting.config, setting.federation
+    assert config.batch_size is not None
+    world = World(
+        data=setting.data,
+        partition=setting.partition,
+        seed=config.seed,
+        client_lr=config.lr,
+        batch_size=config.batch_size,
+        device=setting.w0.device,
+        reserve=setting.reserve,
+    )
+    if learned is None:
+        learned = {k: v.detach().cpu().contiguous() for k, v in method.learn(world).items()}
+    world = method.furnish(world, learned)
+    module = None
+    if overrides(method, "adapt"):
+        start = copy.deepcopy(setting.task.module).cpu()
+        module = models.seeded(lambda: method.adapt(start), config.seed)
+        models.check_supported(module)
+    task = setting.task.changed(module=module, data=None if world.data is setting.data else world.data)
+    world.partition.check(len(world.data.y_train))
+    w0 = method.initial(task, setting.w0 if module is None else task.initial(), world)
+    return dataclasses.replace(
+        setting,
+        task=task,
+        w0=w0,
+        learned=learned,
+        world=world,
+        federation=dataclasses.replace(
+            federation,
+            task=task,
+            planner=dataclasses.replace(federation.planner, partition=world.partition),
+            evaluate=task.evaluate,
+            kit={k: _placed(v, w0) for k, v in world.kit.items()},
+            once=(world.down_once + sum(v.numel() for v in world.kit.values()), world.up_once),
+        ),
+    )
+
+
+def _placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return ``value`` on the device, and in the precision, of the model."""
+    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
