@@ -81,6 +81,12 @@ class Tally:
     passes: int = 0
     clients: int = 1
 
+    def add(self, gradients: int = 0, passes: int = 0) -> None:
+        """Count; but not while a compiler looks on, for which a number that changes is a new program."""
+        if not torch.compiler.is_compiling():
+            self.gradients += gradients * self.clients
+            self.passes += passes * self.clients
+
 
 class Task(ABC):
     """What a method may ask of one client's learning problem; parameters are always one vector ``[d]``."""
@@ -95,7 +101,7 @@ class Task(ABC):
 
     def value_and_grad(self, objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return value and gradient of ``objective`` at ``y``."""
-        self.tally.gradients += self.tally.clients
+        self.tally.add(gradients=1)
         return self.differentiate(objective, y)
 
     @abstractmethod
@@ -217,7 +223,7 @@ class Classification(Task):
 
     def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Call a method of the network with parameters ``y``."""
-        self.tally.passes += self.tally.clients
+        self.tally.add(passes=1)
         return self.flat.part(y, name, *args)
 
     def mask(self, prefix: str) -> Tensor:
@@ -241,7 +247,7 @@ class Classification(Task):
 
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy."""
-        self.tally.passes += self.tally.clients
+        self.tally.add(passes=1)
         return batch.mean(F.cross_entropy(self.flat(y, batch.x), batch.y, reduction="none"))
 
     @torch.no_grad()

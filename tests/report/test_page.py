@@ -210,3 +210,28 @@ def test_what_cannot_be_written_is_said(runs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot be used"):
         write_all(runs, tmp_path / "file")
+
+
+def test_costs_and_privacy_are_shown(make_run):
+    from dataclasses import replace
+
+    costs = {"down": 2.0, "up": 1.0, "client_state": 0, "gradients": 1.891089, "passes": None}
+    told = {"note": f"Raw samples leave. {HOSTILE}", "disclosed": {"samples_sent": 35}}
+    plain = make_run("fedavg", [0.25])
+    run = make_run("fedamd", [0.25])
+    run = replace(run, summary=run.summary | {"costs": costs}, privacy=told)
+    page = Page(render([plain, run]))
+    assert "Costs and privacy" in page.text
+    for shown in ("1.89", "Raw samples leave.", "samples sent: 35"):
+        assert shown in page.text
+    assert len(page.all("script")) == 2  # the hostile note is text
+    assert "Costs and privacy" not in Page(render([plain])).text
+
+
+@pytest.mark.parametrize("broken", [{"costs": {"down": "x"}}, {"costs": []}, {"costs": None}, {}])
+def test_broken_costs_do_not_break_the_page(make_run, broken):
+    from dataclasses import replace
+
+    run = make_run("fedamd", [0.25])
+    run = replace(run, summary=run.summary | broken, privacy={"note": 3, "disclosed": [1]})
+    assert "what leaves a client" in Page(render([run])).text

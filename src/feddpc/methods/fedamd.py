@@ -49,6 +49,10 @@ class FedAMD(Method):
     name: ClassVar[str] = "fedamd"
     title: ClassVar[str] = "FedAMD"
     reference: ClassVar[str] = "Wu et al., Anchor sampling for federated learning, ICML 2023, arXiv:2206.05891"
+    privacy: ClassVar[str] = (
+        "Every client sends an exact gradient of all its data before round 1, and its change whenever it is an anchor; a "
+        "gradient tells more about few samples than an update does."
+    )
     costs: ClassVar[Costs] = Costs(
         down="2",
         client_state="1",

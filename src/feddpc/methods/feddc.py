@@ -47,6 +47,9 @@ class FedDC(Method):
     name: ClassVar[str] = "feddc"
     title: ClassVar[str] = "FedDC"
     reference: ClassVar[str] = "Gao et al., FedDC, CVPR 2022, arXiv:2203.11751"
+    privacy: ClassVar[str] = (
+        "The update and the change of the control variate leave a client; the latter is a mean gradient of its data."
+    )
     costs: ClassVar[Costs] = Costs(
         down="2", up="2", client_state="2", server_state="2 / 1", client_work="3d a step", server_work="2d a client"
     )

@@ -52,6 +52,9 @@ class FedGA(Method):
     name: ClassVar[str] = "fedga"
     title: ClassVar[str] = "FedGA"
     reference: ClassVar[str] = "Dandi, Barba, Jaggi, Implicit Gradient Alignment, AAAI 2022, arXiv:2106.13897"
+    privacy: ClassVar[str] = (
+        "stale: nothing but the update leaves a client. fresh: also an exact gradient of all its data, every round."
+    )
     costs: ClassVar[Costs] = Costs(
         down="2",
         up="1 / 2",

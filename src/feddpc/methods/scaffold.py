@@ -46,6 +46,9 @@ class Scaffold(Method):
     name: ClassVar[str] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020, arXiv:1910.06378"
+    privacy: ClassVar[str] = (
+        "The update and the change of the control variate leave a client; the latter is a mean gradient of its data."
+    )
     costs: ClassVar[Costs] = Costs(
         down="2", up="2", client_state="1", server_state="1", client_work="d a step", server_work="d a client"
     )

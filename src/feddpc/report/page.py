@@ -240,19 +240,22 @@ _COSTS = {
 
 def _costs(every: Sequence[Group]) -> str:
     """Return what each method moved, remembered and gave away; nothing where no run tells."""
-    lines = []
+    lines, notes = [], dict[str, list[str]]()
     for group in every:
         costs: Mapping[str, Any] = next(((r.summary or {}).get("costs") or {} for r in group.runs if r.summary), {})
-        privacy = next((r.privacy for r in group.runs if r.privacy), {})
-        if costs or privacy:
+        if costs:
             known = (figures.number(costs.get(key)) for key in _COSTS.values())
-            lines.append(_line([group.label, *("" if math.isnan(v) else f"{v:.3g}" for v in known), _told(privacy)]))
-    if not lines:
+            lines.append(_line([group.label, *("" if math.isnan(v) else f"{v:.3g}" for v in known)]))
+        if privacy := next((r.privacy for r in group.runs if r.privacy), {}):
+            notes.setdefault(_told(privacy), []).append(group.label)
+    if not lines and not notes:
         return ""
-    table = _boxed(_heads(["method", *_COSTS, "what leaves a client"]), lines, "wraps", "Costs and privacy")
+    table = _boxed(_heads(["method", *_COSTS]), lines, "plain", "Costs")
+    told = [_line([", ".join(labels), note]) for note, labels in notes.items()]
     return f"""<section aria-labelledby="costs">
 <h2 id="costs">Costs and privacy</h2>
 {table}
+{_boxed(_heads(["method", "what leaves a client"]), told, "wraps prose", "Privacy")}
 <p class="note">Counted while the runs went on, in multiples of the number of parameters: what a participant received
 and sent in a round, what client and server remember at the end, what travelled once before round 1. Gradients and
 passes through the network are a local step, where FedAvg has one of each.</p>
