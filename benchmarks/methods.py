@@ -49,9 +49,15 @@ class Runner:
         return time.perf_counter() - began
 
     def work(self) -> float:
+        """Gradient evaluations of a batch, in all; a forward pass is a third of one."""
         meter = self.progress.meter
-        extra = max(0, meter.passes - meter.gradients) if self.method.name not in ("fedalign", "fedbr") else 0
-        return meter.gradients + extra / 3
+        if self.method.name != "fedbr":
+            return meter.gradients + (meter.passes - meter.gradients) / 3
+        # The pseudo-samples go along in every gradient, and once more forward; the projector is not counted.
+        mean_batch = self.federation.planner.partition.sizes.sum() / self.federation.planner.steps(
+            self.federation.planner.partition.sizes
+        ).sum()
+        return meter.gradients * (1 + 4 / 3 * self.method.pseudo / mean_batch)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -18,6 +18,7 @@ from feddpc.engine.loop import Loop
 from feddpc.engine.rounds import Federation, Progress, advance
 from feddpc.errors import BadInputError
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
+from feddpc.options import whole
 from feddpc.task import Batch, Rows, Task
 
 
@@ -75,6 +76,7 @@ def trajectory(
             f"curvature {tuple(a.shape)} and centre {tuple(c.shape)} must both be [clients, d], "
             f"and w0 {tuple(w.shape)} must be [d]"
         )
+    whole("steps", steps, 1)
     population = len(a)
     federation = Federation(
         task=Quadratic(a, c),

@@ -328,3 +328,68 @@ def quadratic_federation(method, steps=3):
         server_lr=0.1,
     )
     return federation, Progress.begin(method, w, 4)
+
+
+# Weights by samples
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("scaffold", {"option": "I"}),
+        ("scaffold", {"option": "II"}),
+        ("feddyn", {}),
+        ("fedspeed", {"rho": 0.0}),
+        ("feddc", {}),
+        ("fedamd", {"anchors": "sequential", "every": 2}),
+    ],
+)
+def test_with_weights_by_samples_the_fixed_point_is_the_weighted_optimum(name, hyper):
+    """Sums over all clients count each with its share of the data, as the participants' mean does."""
+    method = methods.create(name, **hyper)
+    federation, progress = weighted_federation(method)
+    for _ in range(1200):
+        advance(federation, method, Loop(), progress)
+    sizes = np.array([1, 2, 3, 6])[:, None]
+    same(progress.w.numpy(), (sizes * A * C).sum(0) / (sizes * A).sum(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mifa", "fedvarp"])
+def test_with_weights_by_samples_everybody_is_still_fedavg(name):
+    ends = []
+    for method in (methods.create(name), methods.create("fedavg")):
+        federation, progress = weighted_federation(method)
+        for _ in range(5):
+            advance(federation, method, Loop(), progress)
+        ends.append(progress.w)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+
+
+def test_memories_and_their_sums_agree_in_float32_too():
+    """The client adds up what it sends, not two large numbers: H and the mean of h differ by rounding of h alone."""
+    for name, key, own in (("feddyn", "H", "h"), ("fedspeed", "P", "p")):
+        progress, _ = run_rounds(small_setting(precision="float32"), methods.create(name), Loop(), 60)
+        total = table_mean(progress.clients, own, 8).double()
+        assert float((progress.server[key] - total).norm() / total.norm()) < 1e-6
+
+
+def weighted_federation(method):
+    """Q4 with clients of 1, 2, 3 and 6 equal samples each, one local step of all of them, everybody present."""
+    from feddpc.data.batches import Planner
+    from feddpc.data.partition import Partition
+    from feddpc.engine import sampler
+    from feddpc.quadratic import Quadratic
+
+    sizes = [1, 2, 3, 6]
+    a, c = (torch.tensor(np.repeat(x, sizes, axis=0)) for x in (A, C))
+    ends = np.cumsum([0, *sizes])
+    lists = [list(range(ends[j], ends[j + 1])) for j in range(4)]
+    federation = Federation(
+        task=Quadratic(a, c),
+        planner=Planner(Partition.from_lists(lists), batch_size=6, epochs=3, seed=0),
+        sampler=sampler.make("uniform", population=4, cohort=4, seed=0),
+        client_lr=0.1,
+        server_lr=0.1,
+        weighting="samples",
+    )
+    return federation, Progress.begin(method, torch.tensor(W0), 4)

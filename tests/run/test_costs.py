@@ -83,6 +83,15 @@ def test_methods_declare_what_is_counted(name):
             assert getattr(m, key) == 0, key
 
 
+@pytest.mark.parametrize(("name", "hyper"), [("fedamd", {}), ("scaffold", {"warm": True})])
+def test_a_survey_is_counted(name, hyper):
+    """Before round 1 every client receives the model, makes one pass over its data and sends a vector."""
+    m = measure(methods.create(name, **hyper))
+    assert (m.down_once, m.up_once) == (1, 1)
+    assert m.gradients_once == 2  # eight samples in batches of four
+    assert measure(methods.create("scaffold")).gradients_once == 0
+
+
 def test_vector_work_is_counted():
     """The paper's Table 1 in our unit: FedProx works more a step than FedAvg, FedDPC's server more than FedAvg's."""
     avg, prox, dpc, exp = (measure(methods.create(n)) for n in ("fedavg", "fedprox", "feddpc", "fedexp"))

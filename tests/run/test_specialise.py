@@ -111,3 +111,17 @@ def test_a_model_without_the_part_is_refused_by_name(method, part):
 def test_simulate_gives_back_the_adapted_network():
     result = feddpc.simulate(data=blobs(), model=tiny_net(), method="moon", rounds=1, clients=4, cohort=2)
     assert any("projection" in name for name in result.state_dict)
+
+
+@pytest.mark.parametrize("name", ["moon", "fedbr"])
+def test_new_layers_are_not_copies_of_the_networks_first(name):
+    from feddpc.run.config import Config
+    from feddpc.run.experiment import prepare
+
+    setting = prepare(Config(model="mlp", clients=4, cohort=2, device="cpu"))
+    own = specialise(setting, methods.create(name))
+    mine = own.flat.state_dict(own.w0)
+    first = mine["base.body.1.weight"]
+    new = mine["projection.0.weight" if name == "moon" else "projector.0.weight"][: len(first)]
+    assert first.shape == new.shape
+    assert abs(float(torch.corrcoef(torch.stack([first.flatten(), new.flatten()]))[0, 1])) < 0.1

@@ -89,7 +89,7 @@ def _explain(name: str, as_json: bool) -> None:
     for key, value in facts["costs"].items():
         typer.echo(f"  {key.replace('_', ' '):14}{value:42}{facts['measured'][key]:.4g}")
     once = facts["measured"]["down_once"], facts["measured"]["up_once"]
-    typer.echo(f"  {'once':14}{'received, sent before round 1':42}{once[0]:.4g}, {once[1]:.4g}")
+    typer.echo(f"  {'once':14}{'received, sent by each client':42}{once[0]:.4g}, {once[1]:.4g}")
     typer.echo(f"  {'a local step':14}{'gradients, passes through the network':42}", nl=False)
     typer.echo(f"{facts['measured']['gradients']:.4g}, {facts['measured']['passes']:.4g}")
     typer.echo(f"Privacy: {facts['privacy']}")

@@ -10,7 +10,10 @@ from torch import Tensor
 
 @dataclass
 class Meter:
-    """Counts of one run; ``clients`` counts participations, ``steps`` the local steps of an ordinary participant."""
+    """Counts of one run; ``clients`` counts participations, ``steps`` the local steps of an ordinary participant.
+
+    ``once`` is what each client of the population does before round 1.
+    """
 
     d: int = 0
     clients: int = 0
@@ -23,6 +26,7 @@ class Meter:
     server_state: int = 0
     down_once: float = 0
     up_once: float = 0
+    gradients_once: float = 0
 
     def summary(self) -> dict[str, float]:
         """Return the counts a participant and round, in multiples of d, and the work a local step."""
@@ -31,6 +35,7 @@ class Meter:
         traffic = {k: getattr(self, k) / (self.clients * self.d) for k in ("down", "up")}
         states = {k: getattr(self, k) / self.d for k in ("client_state", "server_state", "down_once", "up_once")}
         work = {k: getattr(self, k) / self.steps for k in ("gradients", "passes")}
+        work["gradients_once"] = self.gradients_once
         return {k: round(v, 6) for k, v in (traffic | states | work).items()}
 
 

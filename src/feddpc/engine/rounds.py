@@ -49,6 +49,12 @@ class Federation:
         """Number of clients."""
         return len(self.planner.partition)
 
+    def shares(self, sizes: Ints) -> Tensor | None:
+        """Return the shares that clients with ``sizes`` samples have in a mean over all, None for 1/N each."""
+        if self.weighting == "uniform":
+            return None
+        return torch.from_numpy(sizes / len(self.planner.partition.order))
+
     def rates(self, round: int) -> tuple[float, float]:
         """Return the local and the server rate of a round; they decay together, so that their ratio stays."""
         decay = self.lr_decay ** (round - 1)
@@ -105,8 +111,10 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
     """Run the next round: ``progress`` is moved on, and what happened is returned."""
     began = time.perf_counter()
     t = progress.round + 1
-    if t == 1 and method.surveys:
-        _survey(federation, method, engine, progress)
+    if t == 1:
+        progress.meter.down_once, progress.meter.up_once = federation.once
+        if method.surveys:
+            _survey(federation, method, engine, progress)
     draw = federation.sampler.draw(t)
     before = replace(federation.task.tally)
     kept, loss, notes = _exchange(federation, method, engine, progress, t, draw.answered)
@@ -178,7 +186,6 @@ def _count(federation: Federation, progress: Progress, plan: Plan, down: State, 
     meter.up += numbers(sent)
     meter.client_state = progress.clients.width
     meter.server_state = numbers(progress.server.values()) + len(progress.slots) * progress.slots.width
-    meter.down_once, meter.up_once = federation.once
 
 
 def _probe(federation: Federation, method: Method, engine: Engine, w: Tensor, cohort: Cohort, ids: Ints) -> State:
@@ -198,15 +205,21 @@ def _probe(federation: Federation, method: Method, engine: Engine, w: Tensor, co
 def _survey(federation: Federation, method: Method, engine: Engine, progress: Progress) -> None:
     """Let every client of the population answer the probe, some at a time, and remember what came of it."""
     total: State = {}
-    for first in range(0, federation.population, SURVEYED_AT_ONCE):
-        ids = np.arange(first, min(first + SURVEYED_AT_ONCE, federation.population))
+    meter, population, before = progress.meter, federation.population, federation.task.tally.gradients
+    for first in range(0, population, SURVEYED_AT_ONCE):
+        ids = np.arange(first, min(first + SURVEYED_AT_ONCE, population))
         answers = engine.probe(method, federation.task, progress.w, federation.planner.sweep(ids))
         ids, (answers,) = screen(ids, answers)
         progress.clients.write(ids, method.surveyed(answers))
+        shares = federation.shares(federation.planner.partition.sizes[ids])
+        shares = torch.full((len(ids),), 1 / population, dtype=torch.float64) if shares is None else shares
         for key, stack in answers.items():
-            part = exact_sum(stack)
+            part = exact_sum(stack, shares.to(stack.device))
             total[key] = total[key] + part if key in total else part
-    progress.server = method.enrolled(progress.server, {k: v / federation.population for k, v in total.items()})
+        meter.up_once += numbers(answers.values()) / population
+    meter.down_once += progress.w.numel()
+    meter.gradients_once += (federation.task.tally.gradients - before) / population
+    progress.server = method.enrolled(progress.server, total)
 
 
 def _cohort(federation: Federation, method: Method, progress: Progress, t: int, ids: Ints) -> tuple[Plan, Cohort]:
@@ -214,12 +227,14 @@ def _cohort(federation: Federation, method: Method, progress: Progress, t: int, 
     client_lr, server_lr = federation.rates(t)
     device = progress.w.device
     plan = federation.planner.plan(t, ids)
-    shares = plan.sizes / plan.sizes.sum() if federation.weighting == "samples" else np.full(len(ids), 1 / len(ids))
+    weights = plan.sizes / plan.sizes.sum() if federation.weighting == "samples" else np.full(len(ids), 1 / len(ids))
+    shares = federation.shares(plan.sizes)
     cohort = Cohort(
         round=t,
         clients=torch.tensor(ids, device=device),
         population=federation.population,
-        weights=torch.tensor(shares, device=device),
+        weights=torch.tensor(weights, device=device),
+        shares=None if shares is None else shares.to(device),
         steps=torch.tensor(plan.steps, dtype=torch.float64, device=device),
         client_lr=client_lr,
         server_lr=server_lr,

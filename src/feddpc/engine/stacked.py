@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,14 +42,18 @@ class Stacked(Engine):
     def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
         """Ask all clients at once."""
         task = task.transformable()
-        task.tally.clients = len(plan.clients)
         index, mask, *_ = _rows(plan, w.device)
 
         def ask(index: Tensor, mask: Tensor) -> State:
             return method.probe(task, w, [Rows(i, m) for i, m in zip(index, mask, strict=True)])
 
+        before = replace(task.tally)
         probed: State = vmap(ask)(index, mask)
-        task.tally.clients = 1
+        # Clients with fewer batches went along on padding, which is nobody's work.
+        batches, longest = int(plan.steps.sum()), int(plan.steps.max())
+        for key in ("gradients", "passes"):
+            once = (getattr(task.tally, key) - getattr(before, key)) // longest
+            setattr(task.tally, key, getattr(before, key) + once * batches)
         return probed
 
     @torch.no_grad()

@@ -78,9 +78,18 @@ def add_rows(total_d: Tensor, c_m: Tensor, x_md: Tensor) -> Tensor:
     return total_d
 
 
-def exact_sum(x_md: Tensor) -> Tensor:
-    """Return ``sum_j x_j`` in float64, for running sums that must not drift."""
-    return x_md.sum(0, dtype=torch.float64)
+def exact_sum(x_md: Tensor, c_m: Tensor | None = None) -> Tensor:
+    """Return ``sum_j x_j``, or ``sum_j c_j x_j``, in float64, for running sums that must not drift.
+
+    >>> exact_sum(torch.tensor([[1.0], [2.0]]), torch.tensor([0.5, 0.25]))
+    tensor([1.], dtype=torch.float64)
+    """
+    if c_m is None:
+        return x_md.sum(0, dtype=torch.float64)
+    total = torch.zeros_like(x_md[0], dtype=torch.float64)
+    for c, x in zip(c_m.double(), x_md, strict=True):  # a row at a time: a float64 copy of the stack would be large
+        total.addcmul_(x.double(), c)
+    return total
 
 
 def safe_ratio(a: Tensor, b: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from feddpc import chance
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import weighted_sum
+from feddpc.methods.algebra import exact_sum, weighted_sum
 from feddpc.methods.world import World
 from feddpc.task import Batch, Rows, Task
 
@@ -53,11 +53,18 @@ class Cohort:
     client_lr: float  #: ``eta_l``
     server_lr: float  #: ``eta_g``
     slots: State = field(default_factory=dict)  #: what the server remembers of these clients
+    shares: Tensor | None = None  #: their shares of the whole population, where these are not 1/N, ``[m]``
     seed: int = 0  #: of the experiment
 
     def mean(self, x_md: Tensor) -> Tensor:
         """Average a stack over the cohort (uniformly, unless the experiment weights by samples)."""
         return weighted_sum(self.weights, x_md)
+
+    def total(self, x_md: Tensor) -> Tensor:
+        """Return these clients' part of the mean over ALL clients, ``1/N sum_S x_j``, in float64."""
+        if self.shares is None:
+            return exact_sum(x_md) / self.population
+        return exact_sum(x_md, self.shares)
 
     def luck(self, purpose: str) -> NDArray[np.float64]:
         """Return a uniform number in [0, 1) for each client, ``[m]``, the same whoever else takes part."""

@@ -33,8 +33,9 @@ class DataSharing(Method):
     fraction = 0 and warmup = 0 is FedAvg on the clients' own data. In a comparison all methods leave G out, so that
     all see the same clients.
 
-    Departures: the warm-up uses the clients' rate and batch size (the paper does not say which); uniform weights unless
-    the experiment weights by samples (the paper does, the share included).
+    Departures: beta is a share of the whole training set, G included; the warm-up uses the clients' rate and batch size
+    (the paper does not say which); uniform weights unless the experiment weights by samples (the paper does, the share
+    included).
 
     Confidence: the paper through summaries; no public code.
 

@@ -42,18 +42,20 @@ class FedAlign(Method):
     |--------|-------|---------|----------------|
     | mu     | mu    | 0.45    | mu >= 0        |
     | omega  | omega | 0.25    | 0 < omega <= 1 |
+    |        | clip  | 10      | clip > 0       |
 
-    mu = 0 is FedAvg, and so is omega = 1. The factor CE / L makes the added term as large as mu CE whatever L is, so
-    the training loss reported is (1 + mu) CE.
+    Gradients longer than clip are shortened to it, as in the code: nothing else bounds CE / L. With that, mu = 0 is
+    FedAvg, and so is omega = 1. The factor CE / L makes the added term as large as mu CE whatever L is, so
+    the training loss reported is (1 + mu) CE (CE where L is zero).
 
     Needs: trunk, last_stage, top. The last stage is the fourth of resnet18, the second convolution of lenet5 and cnn,
     the last hidden layer of mlp. A network of one's own defines trunk(x), last_stage(h, width) and top(o).
 
     Departures: GroupNorm at the reduced width, so its groups must divide that (the code: BatchNorm with statistics of
     the batch); reduced widths are rounded to whole channels (the code: multiples of 8; the same for multiples of 32
-    channels at omega = 1/4); plain SGD without clipping (the code: Nesterov 0.9, decay 1e-4, gradients clipped to norm
-    10), so a tiny L meets steps of 2 mu CE / |sigma_narrow - sigma_full| that nothing bounds; maps that are zero have
-    sigma = 0 and no gradient (the code: NaN); T is not formed where its factors are smaller.
+    channels at omega = 1/4); plain SGD (the code: Nesterov 0.9, decay 1e-4); maps that are zero have sigma = 0 and no
+    gradient (the code: NaN); T is not formed where its factors are smaller. Uniform weights unless the experiment
+    weights by samples (the code: by batches).
 
     Confidence: the authors' code, and the paper through it.
 
@@ -70,8 +72,10 @@ class FedAlign(Method):
 
     mu: float = 0.45
     omega: float = 0.25
+    clip: float = 10.0
 
     def __post_init__(self) -> None:
+        self.require(self.clip > 0, "clip", "clip > 0")
         self.require(self.mu >= 0, "mu", "mu >= 0")
         self.require(0 < self.omega <= 1, "omega", "0 < omega <= 1")
 
@@ -82,6 +86,11 @@ class FedAlign(Method):
         if why := too_narrow(self.omega):
             raise BadInputError(f"{self.name}: omega = {self.omega}: {why}: choose another omega or number of groups")
         return module
+
+    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+        """Shorten long gradients."""
+        length: Tensor = torch.linalg.vector_norm(g)
+        return g * (self.clip / length.clamp(min=self.clip))
 
     def objective(self, task: Task, y: Tensor, batch: Batch, here: Local) -> Tensor:
         """Cross-entropy, and mu of it in the direction of the alignment loss."""

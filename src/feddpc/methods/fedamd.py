@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import exact_sum, safe_ratio, weighted_sum
+from feddpc.methods.algebra import safe_ratio, weighted_sum
 from feddpc.methods.base import Cohort, Costs, Local, Method, Roll, State, Step
 from feddpc.task import Batch, Rows, Task
 
@@ -50,14 +50,14 @@ class FedAMD(Method):
     title: ClassVar[str] = "FedAMD"
     reference: ClassVar[str] = "Wu et al., Anchor sampling for federated learning, ICML 2023, arXiv:2206.05891"
     privacy: ClassVar[str] = (
-        "Every client sends an exact gradient of all its data before round 1, and its change whenever it is an anchor; a "
-        "gradient tells more about few samples than an update does."
+        "Every client sends an exact gradient of all its data before round 1, and its change whenever it is an anchor. "
+        "A gradient tells more about few samples than an update does."
     )
     costs: ClassVar[Costs] = Costs(
         down="2",
         client_state="1",
         server_state="1",
-        client_work="a second gradient a step, or one pass",
+        client_work="a second gradient a step, or one pass; all clients one pass before round 1",
         server_work="d a client",
     )
 
@@ -145,5 +145,5 @@ class FedAMD(Method):
         miner = cohort.steps > 0
         share = cohort.weights * miner
         update = weighted_sum(safe_ratio(share, share.sum()), up["sent"])
-        Vbar = server["Vbar"] + exact_sum(up["sent"][~miner]) / cohort.population
+        Vbar = server["Vbar"] + cohort.total(up["sent"] * ~miner[:, None])
         return Step(update, cohort.server_lr / cohort.client_lr, server={"Vbar": Vbar}, notes={"miners": miner.sum()})

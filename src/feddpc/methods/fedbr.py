@@ -66,7 +66,8 @@ class FedBR(Method):
     reference: ClassVar[str] = "Guo, Tang, Lin, FedBR, ICML 2023, arXiv:2205.13462"
     privacy: ClassVar[str] = (
         "Averages of a few raw samples (10, unless set otherwise) of randomly chosen clients go to the server and from "
-        "there to every client. An average of few samples can show what these look like."
+        "there to every client. An average of few samples can show what these look like; that of a client with one "
+        "sample is the sample."
     )
     costs: ClassVar[Costs] = Costs(
         down="1 + P", up="1 + P", client_state="pseudo-data", client_work="about 3 forward passes a step"

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 
 
@@ -32,11 +31,13 @@ class FedDC(Method):
     |        | evaluate | model   | model, clients |
 
     With all c frozen at zero the code's form is FedDyn. With full participation it reaches the true optimum, the
-    paper's does not. evaluate = "clients" looks at the mean of all clients' last models, as the authors' curves do.
+    paper's does not. evaluate = "clients" looks at the mean of all clients' last models, one of three that the code
+    logs.
 
     Departures: the default is the code's form; this round's rate and the client's own K_j (the code: the undecayed rate
-    and a common count); uniform alpha and weights (the code divides alpha by the client's share of the data); eta_g
-    scales the whole step and is neutral when the rates are tied; sums over all clients are kept in float64.
+    and a common count); uniform alpha (the code divides alpha, and multiplies c and its change, by the client's
+    relative share of the data); no clipping and no weight decay (the code has both); eta_g scales the whole step and
+    is neutral when the rates are tied; sums over all clients are kept in float64.
 
     Confidence: the equations through an excerpt; the authors' code read.
 
@@ -48,7 +49,8 @@ class FedDC(Method):
     title: ClassVar[str] = "FedDC"
     reference: ClassVar[str] = "Gao et al., FedDC, CVPR 2022, arXiv:2203.11751"
     privacy: ClassVar[str] = (
-        "The update and the change of the control variate leave a client; the latter is a mean gradient of its data."
+        "The update and the change of the control variate leave a client; the latter follows from the update and the "
+        "number of local steps."
     )
     costs: ClassVar[Costs] = Costs(
         down="2", up="2", client_state="2", server_state="2 / 1", client_work="3d a step", server_work="2d a client"
@@ -96,16 +98,16 @@ class FedDC(Method):
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """Paper: the plain mean of what was sent. Code: corrected by the mean drift of ALL clients."""
-        delta_md, N = up["delta"], cohort.population
+        delta_md = up["delta"]
         update = cohort.mean(delta_md)
-        new = {"c": server["c"] + exact_sum(up["change"]) / N}
+        new = {"c": server["c"] + cohort.total(up["change"])}
         if self.form == "code":
-            new["h"] = server["h"] - exact_sum(delta_md) / N
+            new["h"] = server["h"] - cohort.total(delta_md)
             update = update - new["h"].to(w.dtype)
         slots: State = {}
         if self.evaluate == "clients":
             slots = {"last": w - delta_md if self.form == "code" else up["last"]}
-            new["mean"] = server["mean"] + (exact_sum(slots["last"]) - exact_sum(cohort.slots["last"])) / N
+            new["mean"] = server["mean"] + cohort.total(slots["last"]) - cohort.total(cohort.slots["last"])
         return Step(update, cohort.server_lr / cohort.client_lr, server=new, slots=slots)
 
     def evaluated(self, w: Tensor, server: State) -> Tensor:

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 
 
@@ -32,8 +31,9 @@ class FedDyn(Method):
     alpha -> 0 is NOT FedAvg: round 1 is (1 + m/N) times its step. evaluate = "clients" looks at the mean of all
     clients' last models, as the authors' curves do (the server then keeps those, N d more).
 
-    Departures: uniform alpha (the authors' code divides it by the client's share of the data); eta_g, which is not in
-    the paper, scales the whole step and is neutral when the rates are tied; H is kept in float64.
+    Departures: uniform alpha, by default 0.1 as in FL-Simulator (the authors' examples: 0.01, divided by the client's
+    relative share of the data); no clipping and no weight decay (the code has both); eta_g, which is not in the paper,
+    scales the whole step and is neutral when the rates are tied; H is kept in float64.
 
     Confidence: paper through summaries; the authors' code read.
 
@@ -69,22 +69,23 @@ class FedDyn(Method):
 
     def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
         """The gradient of the regularised objective."""
-        return g + self.alpha * (here.own["h"] + y - here.w)
+        return g + self.alpha * (here.own["h"] + (y - here.w))
 
     def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
         """The update; the client adds up its moves."""
-        return {"delta": here.w - y}, {"h": here.own["h"] + y - here.w}
+        delta = here.w - y
+        return {"delta": delta}, {"h": here.own["h"] - delta}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """The participants' mean, corrected by the mean over ALL clients."""
         delta_md = up["delta"]
-        H = server["H"] - exact_sum(delta_md) / cohort.population
+        H = server["H"] - cohort.total(delta_md)
         update = cohort.mean(delta_md) - H.to(w.dtype)
         rate = cohort.server_lr / cohort.client_lr
         if self.evaluate == "model":
             return Step(update, rate, server={"H": H})
         last_md = w - delta_md
-        mean = server["mean"] + (exact_sum(last_md) - exact_sum(cohort.slots["last"])) / cohort.population
+        mean = server["mean"] + cohort.total(last_md) - cohort.total(cohort.slots["last"])
         return Step(update, rate, server={"H": H, "mean": mean}, slots={"last": last_md})
 
     def evaluated(self, w: Tensor, server: State) -> Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import exact_sum, safe_ratio
+from feddpc.methods.algebra import safe_ratio
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 from feddpc.task import Batch, Task
 
@@ -37,7 +37,8 @@ class FedSpeed(Method):
     participation.
 
     Departures: the default is the code's server, because the paper's adds a participant's whole history to the model
-    and oscillates; the perturbation is normalised, as in the code, without its 1e-7 (0 where the gradient is 0); eta_g
+    and oscillates; no clipping and no weight decay (the code has both, and puts the proximal term in after clipping);
+    the perturbation is normalised, as in the code, without its 1e-7 (0 where the gradient is 0); eta_g
     scales the whole step and is neutral when the rates are tied.
 
     Confidence: the algorithm box through a summary; the authors' code read.
@@ -78,12 +79,12 @@ class FedSpeed(Method):
             uphill = y + self.rho * _unit(g)
             _, g2 = task.value_and_grad(lambda at: task.loss(at, batch), uphill)
             g = (1 - self.alpha) * g + self.alpha * g2
-        return y - here.lr * (g + (here.own["p"] + y - here.w) / self.lam), value
+        return y - here.lr * (g + (here.own["p"] + (y - here.w)) / self.lam), value
 
     def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
         """The update (paper: from the model moved by all the client's moves); the client adds up its moves."""
-        p = here.own["p"] + y - here.w
         delta = here.w - y
+        p = here.own["p"] - delta
         return {"delta": delta if self.server == "code" else delta - p}, {"p": p}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
@@ -91,7 +92,7 @@ class FedSpeed(Method):
         rate = cohort.server_lr / cohort.client_lr
         if self.server == "paper":
             return Step(cohort.mean(up["delta"]), rate)
-        P = server["P"] - exact_sum(up["delta"]) / cohort.population
+        P = server["P"] - cohort.total(up["delta"])
         return Step(cohort.mean(up["delta"]) - P.to(w.dtype), rate, server={"P": P})
 
 

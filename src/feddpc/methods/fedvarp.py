@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Costs, Method, State, Step
 
 
@@ -51,5 +50,5 @@ class FedVARP(Method):
         """Fresh updates for those who came, remembered ones for the others."""
         D_md, y_md, ybar = up["delta"] / cohort.client_lr, cohort.slots["y"], server["ybar"]
         v = ybar.to(w.dtype) + cohort.mean(D_md - y_md)
-        ybar = ybar + (exact_sum(D_md) - exact_sum(y_md)) / cohort.population
+        ybar = ybar + cohort.total(D_md) - cohort.total(y_md)
         return Step(v, rate=cohort.server_lr, server={"ybar": ybar}, slots={"y": D_md})

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Costs, Method, State, Step
 
 
@@ -30,8 +29,8 @@ class MIFA(Method):
     until every client has been seen once, and moves from the next round on. Full participation is FedAvg.
 
     Departures: table = "wait" fills the table as clients come (the authors' code lets all of them train in the round in
-    which the last one appears); constant rates by default (their code: eta_0 / t); the mean of the table is kept in
-    float64.
+    which the last one appears), and a rate that decays does so while waiting too; constant rates by default (their
+    code: eta_0 / t); the mean of the table is kept in float64.
 
     Confidence: paper through summaries; the authors' code read.
 
@@ -59,7 +58,7 @@ class MIFA(Method):
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """Fresh updates replace old ones, then the whole table is averaged."""
         D_md, old = up["delta"] / cohort.client_lr, cohort.slots
-        Gbar = server["Gbar"] + (exact_sum(D_md) - exact_sum(old["G"])) / cohort.population
+        Gbar = server["Gbar"] + cohort.total(D_md) - cohort.total(old["G"])
         if self.table == "zero":
             return Step(Gbar.to(w.dtype), cohort.server_lr, server={"Gbar": Gbar}, slots={"G": D_md})
         ready = server["seen"] == cohort.population

@@ -41,8 +41,9 @@ class MOON(Method):
     Departures: a client that comes for the first time has z_prev = z_glob, so that l_con is log 2 and pulls nowhere
     (the authors' code: no l_con in round 1, later the client's own random initial network); the last partial batch
     counts; plain SGD (the code: momentum 0.9, weight decay 1e-5). One old model is kept, as by default in the code.
+    Uniform weights unless the experiment weights by samples (the code does).
 
-    Confidence: paper and the authors' code.
+    Confidence: the authors' code read; the paper through summaries.
 
     >>> z, near, far = (torch.tensor([v]) for v in ([1.0, 0.0], [2.0, 0.0], [0.0, 3.0]))
     >>> contrast(z, near, far, tau=0.5)  # log(1 + e^{-1/tau})

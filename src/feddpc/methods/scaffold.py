@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 from feddpc.task import Rows, Task
 
@@ -34,8 +33,9 @@ class Scaffold(Method):
     |        | option | II      | I, II      |
     |        | warm   | false   | true, false |
 
-    Departures: c is kept in float64, so that it does not drift from the mean of the c_j; u_j is divided by the rate of
-    this round and by the client's own K_j (public codes take an undecayed rate, or one client's count for all).
+    Departures: c is kept in float64, so that it drifts from the mean of the c_j only by the rounding of what is sent;
+    u_j is divided by the rate of this round and by the client's own K_j (public codes take an undecayed rate, or one
+    client's count for all, and scale c by the client's relative share of the data).
 
     Confidence: the paper through summaries; third-party codes read; every relation in closed form is a test.
 
@@ -47,7 +47,9 @@ class Scaffold(Method):
     title: ClassVar[str] = "SCAFFOLD"
     reference: ClassVar[str] = "Karimireddy et al., SCAFFOLD, ICML 2020, arXiv:1910.06378"
     privacy: ClassVar[str] = (
-        "The update and the change of the control variate leave a client; the latter is a mean gradient of its data."
+        "Option II: the update leaves a client, and the change of its variate, which follows from the update and the "
+        "number of local steps. Option I: also an exact gradient of all its data. warm: every client sends such a "
+        "gradient before round 1."
     )
     costs: ClassVar[Costs] = Costs(
         down="2", up="2", client_state="1", server_state="1", client_work="d a step", server_work="d a client"
@@ -107,5 +109,5 @@ class Scaffold(Method):
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """FedAvg, and the variate's mean over ALL clients."""
-        c = server["c"] + exact_sum(up["change"]) / cohort.population
+        c = server["c"] + cohort.total(up["change"])
         return replace(super().aggregate(w, server, up, cohort), server={"c": c})

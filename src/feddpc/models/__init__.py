@@ -76,10 +76,11 @@ def default_for(*, classes: int, size: int) -> str:
     return "cnn" if size >= 4 else "mlp"
 
 
-def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return ``build()`` with weights that depend on ``seed`` alone, leaving torch's global generators as they were.
+def seeded(build: Callable[[], nn.Module], seed: int, purpose: str = "model") -> nn.Module:
+    """Return ``build()`` with weights that depend on ``seed`` and ``purpose`` alone.
 
-    The model is built on the CPU, also under another default device, so that all machines start from the same weights.
+    Torch's global generators are left as they were. The model is built on the CPU, also under another default device,
+    so that all machines start from the same weights.
 
     >>> a, b = (seeded(lambda: nn.Linear(2, 1), seed=3) for _ in range(2))
     >>> bool((a.weight == b.weight).all())
@@ -87,5 +88,5 @@ def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would reseed the accelerators too, and those are not restored afterwards.
-        torch.default_generator.manual_seed(chance.torch_seed(seed, "model"))
+        torch.default_generator.manual_seed(chance.torch_seed(seed, purpose))
         return build()

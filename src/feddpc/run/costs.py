@@ -47,6 +47,7 @@ class Measured:
     server_state: float
     down_once: float
     up_once: float
+    gradients_once: float  #: of every client before round 1, in batches
     gradients: float  #: a local step of FedAvg
     passes: float  #: through the network or a part of it, a local step
     client_work: float  #: operations on vectors a local step, in d

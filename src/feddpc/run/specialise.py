@@ -50,7 +50,8 @@ def specialise(setting: Setting, method: Method, learned: State | None = None) -
     module = None
     if overrides(method, "adapt"):
         start = copy.deepcopy(setting.task.module).cpu()
-        module = models.seeded(lambda: method.adapt(start), config.seed)
+        # A stream of its own: with that of the network, new layers would start as copies of its first ones.
+        module = models.seeded(lambda: method.adapt(start), config.seed, "adapted model")
         models.check_supported(module)
     task = setting.task.changed(module=module, data=None if world.data is setting.data else world.data)
     world.partition.check(len(world.data.y_train))
