@@ -54,9 +54,10 @@ class Runner:
         if self.method.name != "fedbr":
             return meter.gradients + (meter.passes - meter.gradients) / 3
         # The pseudo-samples go along in every gradient, and once more forward; the projector is not counted.
-        mean_batch = self.federation.planner.partition.sizes.sum() / self.federation.planner.steps(
-            self.federation.planner.partition.sizes
-        ).sum()
+        mean_batch = (
+            self.federation.planner.partition.sizes.sum()
+            / self.federation.planner.steps(self.federation.planner.partition.sizes).sum()
+        )
         return meter.gradients * (1 + 4 / 3 * self.method.pseudo / mean_batch)
 
     def _wait(self) -> None:

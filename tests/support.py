@@ -49,6 +49,7 @@ VARIANTS: dict[str, Method] = {name: methods.create(name) for name in methods.na
     "fedalign half": methods.create("fedalign", mu=0.01, omega=0.5),
     "fedbr mixture": methods.create("fedbr", mixture=True, pseudo=5),
     "moon sharp": methods.create("moon", mu=5.0, tau=0.1, width=8),
+    "faug": methods.create("faug", gan_steps=3, seeds=2),
     "fedga fresh": methods.create("fedga", variant="fresh"),
     "scaffold I": methods.create("scaffold", option="I"),
     "scaffold warm": methods.create("scaffold", warm=True),

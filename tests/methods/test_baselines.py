@@ -220,10 +220,10 @@ def test_the_order_of_clients_does_not_matter(name):
     server = {k: g if v.shape == g.shape else v for k, v in method.init_server(w, 4).items()}
     made = []
     for order in (torch.arange(4), torch.tensor([2, 0, 3, 1])):
-        slots = {key: y[order] for key in method.init_slot(w)}
+        slots = dict.fromkeys(method.init_slot(w), y[order])
         weights, steps = torch.full((4,), 0.25, dtype=F64), torch.arange(1.0, 5.0, dtype=F64)[order]
         cohort = Cohort(3, order, 4, weights, steps, 0.1, 0.2, slots)
-        up = {key: u[order] for key in ("delta", "change", "sent")}
+        up = dict.fromkeys(("delta", "change", "sent"), u[order])
         made.append(method.aggregate(w, server, up, cohort))
     same(made[0].apply_(w.clone()), made[1].apply_(w.clone()))
     for key, value in made[0].server.items():

@@ -16,6 +16,7 @@ from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 from feddpc.methods.clusterfedvarp import ClusterFedVARP
 from feddpc.methods.datasharing import DataSharing
+from feddpc.methods.faug import FAug
 from feddpc.methods.fedalign import FedAlign
 from feddpc.methods.fedamd import FedAMD
 from feddpc.methods.fedavg import FedAvg
@@ -44,7 +45,7 @@ _REGISTRY: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (
         *(FedDPC, FedAvg, FedProx, FedExP, FedGA, FedCM, FedVARP, ClusterFedVARP),
-        *(Scaffold, FedDyn, FedSpeed, FedAlign, MOON, FedAMD, FedDC, MIFA, FedBR, DataSharing, GMM),
+        *(Scaffold, FedDyn, FedSpeed, FedAlign, MOON, FedAMD, FedDC, MIFA, FedBR, DataSharing, GMM, FAug),
     )
 }
 
