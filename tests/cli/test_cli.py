@@ -208,7 +208,7 @@ def test_a_file_may_name_methods_and_seeds(tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["run", "--method", "fedpdc"], "unknown method 'fedpdc': did you mean 'feddpc'"),
+        (["run", "--method", "fedpdc"], "unknown method 'fedpdc': did you mean 'feddc' or 'feddpc'"),
         (["run", "--data", "digit"], "did you mean 'digits'"),
         (["run", "--data", "cifar100"], "feddpc data get cifar100"),
         (["run", "--model", "cn"], "did you mean 'cnn'"),
