@@ -259,3 +259,10 @@ def test_networks_of_ones_own_need_only_the_parts():
 def test_domains(hyper):
     with pytest.raises(BadInputError, match=f"fedalign: {next(iter(hyper))} = "):
         FedAlign(**hyper)
+
+
+def test_stretch_of_high_rank_does_not_vanish_in_float32():
+    """A flat spectrum of rank 400: each iteration divides by 400, and the square must not underflow."""
+    f_in = torch.eye(400)[None]
+    f_out = torch.eye(400)[None]
+    torch.testing.assert_close(stretch(f_in, f_out), torch.tensor([1 / 400]), rtol=1e-5, atol=0)

@@ -99,6 +99,7 @@ class FedAlign(Method):
         # one call for all parts: each would pay its own way from and back to the vector
         h, o, narrow, logits = task.part(y, full_and_narrow, batch.x, self.omega)
         ce = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+        h = fitted(h, o)
         full = stretch(h, o.detach())
         gap = stretch(h[:, : reduced(h.shape[1], self.omega)], narrow) - full
         loss, scale = (batch.mean(values.square()) for values in (gap, full))
@@ -113,26 +114,40 @@ def full_and_narrow(net: Any, x: Tensor, omega: float) -> tuple[Tensor, Tensor, 
     return h.detach(), o, net.last_stage(h.detach(), omega), net.top(o)
 
 
-def stretch(f_in: Tensor, f_out: Tensor) -> Tensor:
-    """Return sigma of every sample, ``[n]``, for maps ``[n, channels, ...]``; 0 where either map is zero."""
+def fitted(f_in: Tensor, f_out: Tensor) -> Tensor:
+    """Return ``f_in`` averaged down to as many places as ``f_out`` has."""
     if f_in.ndim == 4 and f_in.shape[2:] != f_out.shape[2:]:
         f_in = F.adaptive_avg_pool2d(f_in, (f_out.shape[2], f_out.shape[3]))
+    return f_in
+
+
+def stretch(f_in: Tensor, f_out: Tensor) -> Tensor:
+    """Return sigma of every sample, ``[n]``, for maps ``[n, channels, ...]``; 0 where either map is zero."""
+    f_in = fitted(f_in, f_out)
     a, b = (f.reshape(*f.shape[:2], -1) for f in (f_in, f_out))
     places = b.shape[2]
     if places < a.shape[1]:  # K = T T^T has the rank of the places: K v = a (m (a^T v)) is less work than K
         m = b.mT @ b / places**2
-        return _root_of_top(lambda v: a @ (m @ (a.mT @ v)), torch.ones_like(a[:, :, :1]))
+        return _root_of_top(lambda v: a @ (m @ (a.mT @ v)), ((a @ m) * a).sum((1, 2)), a)
     t = a @ b.mT / places
     k = t @ t.mT
-    return _root_of_top(lambda v: k @ v, torch.ones_like(a[:, :, :1]))
+    return _root_of_top(lambda v: k @ v, t.square().sum((1, 2)), a)
 
 
-def _root_of_top(apply: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
-    """Return the square root of the top eigenvalue of symmetric matrices, given by what they make of vectors."""
-    for _ in range(ITERATIONS):
-        v = apply(v)
-        n2 = v.square().sum((1, 2), keepdim=True)
-        alive = n2 > 0
-        n = torch.where(alive, n2, 1.0).sqrt()  # a root of zero would have no finite gradient
-        v = v / n
-    return torch.where(alive, n.sqrt(), 0.0)[:, 0, 0]
+def _root_of_top(apply: Callable[[Tensor], Tensor], trace: Tensor, like: Tensor) -> Tensor:
+    """Return the square root of the top eigenvalue of positive matrices, given by what they make of vectors.
+
+    Divided by its trace, a matrix of rank r has a top eigenvalue between 1/r and 1, so the vectors shrink slowly and are
+    brought back to length once, half way; their length does not matter to the result.
+    """
+    size = torch.where(trace > 0, trace, 1.0).detach()[:, None, None]
+    v = torch.ones_like(like[:, :, :1])
+    for k in range(ITERATIONS):
+        before, v = v, apply(v) / size
+        if k == ITERATIONS // 2:
+            length = torch.linalg.vector_norm(v.detach(), dim=1, keepdim=True)
+            v = safe_ratio(v, length)
+    n2, n2_before = (x.square().sum((1, 2)) for x in (v, before))
+    alive = n2 > 0
+    ratio = torch.where(alive, n2, 1.0) / torch.where(alive, n2_before, 1.0)  # a root of zero has no finite gradient
+    return torch.where(alive, (ratio.sqrt() * size[:, 0, 0]).sqrt(), 0.0)

@@ -130,7 +130,9 @@ class FedBR(Method):
             target = (target + label) / 2
         rest = self.lam * F.cross_entropy(logits[size:], target)
         if self.mu:
-            three = torch.cat([f[size:], task.part(here.w, "features", x_p), f[pair]])
+            # By a product, since what indexing gives back to repeated rows is summed in any order on a GPU.
+            paired = (pair[:, None] == torch.arange(size, device=y.device)).to(f.dtype) @ f[:size]
+            three = torch.cat([f[size:], task.part(here.w, "features", x_p), paired])
             frozen, seen = y.detach(), three.detach()
             _, g = task.differentiate(lambda at: self.ratio(task, at, seen), frozen)  # of P alone: not counted
             rest = rest - self.mu * self.ratio(task, frozen - here.lr * g, three)
