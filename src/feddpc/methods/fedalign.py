@@ -137,8 +137,8 @@ def stretch(f_in: Tensor, f_out: Tensor) -> Tensor:
 def _root_of_top(apply: Callable[[Tensor], Tensor], trace: Tensor, like: Tensor) -> Tensor:
     """Return the square root of the top eigenvalue of positive matrices, given by what they make of vectors.
 
-    Divided by its trace, a matrix of rank r has a top eigenvalue between 1/r and 1, so the vectors shrink slowly and are
-    brought back to length once, half way; their length does not matter to the result.
+    Divided by its trace, a matrix of rank r has a top eigenvalue between 1/r and 1, so the vectors shrink slowly and
+    are brought back to length once, half way; their length does not matter to the result.
     """
     size = torch.where(trace > 0, trace, 1.0).detach()[:, None, None]
     v = torch.ones_like(like[:, :, :1])
