@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from feddpc.data import Dataset
 from feddpc.data.scaling import Scaler
@@ -93,6 +94,7 @@ class Task(ABC):
 
     d: int
     tally: Tally
+    device: torch.device = torch.device("cpu")
     stochastic: bool = False
     differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
 
@@ -134,8 +136,14 @@ class Task(ABC):
             total, seen = total + count * gradient, seen + count
         return total / seen
 
-    def transformable(self) -> Self:
-        """Return this task with gradients that work under ``vmap``."""
+    def twin(self) -> Self:
+        """Return this task for another thread: with counters of its own, and all else that a call changes."""
+        twin = copy.copy(self)
+        twin.tally = Tally()
+        return twin
+
+    def transformable(self, *, stacked: bool = True) -> Self:
+        """Return this task with gradients that work under ``vmap`` and compilers; ``stacked`` for the former."""
         twin = copy.copy(self)
         twin.differentiate = by_transform
         return twin
@@ -159,6 +167,7 @@ class Classification(Task):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         shift: int = 0,
+        half: bool = False,
     ) -> None:
         super().__init__()
         self.module = module.to(device=device, dtype=dtype)
@@ -166,9 +175,10 @@ class Classification(Task):
         self.d = self.flat.d
         self._masks: dict[str, Tensor] = {}
         self.scaler = scaler.to(device, dtype)
-        self.shift = shift
+        self.shift, self.half = shift, half
         self.classes = data.classes
         self.x, self.y = (t.to(device) for t in tensors(data.x_train, data.y_train))
+        self.device = self.x.device
         x_test, self.y_test = (t.to(device) for t in tensors(data.x_test, data.y_test))
         floats = x_test.numel() * torch.empty((), dtype=dtype).element_size()
         self.test_scaled = floats <= self.resident_bytes
@@ -189,6 +199,13 @@ class Classification(Task):
             twin.flat, twin._masks = Flat(twin.module), {}
             twin.d = twin.flat.d
             twin.stochastic = twin._try_out(int(self.classes))
+        return twin
+
+    def twin(self) -> Self:
+        """Return this task with a network of its own, into which a call swaps its parameters; samples are shared."""
+        twin = super().twin()
+        twin.module = copy.deepcopy(self.module)
+        twin.flat = Flat(twin.module)
         return twin
 
     def _try_out(self, classes: int) -> bool:
@@ -224,7 +241,9 @@ class Classification(Task):
     def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Call a method of the network with parameters ``y``."""
         self.tally.add(passes=1)
-        return self.flat.part(y, name, *args)
+        with self._rounded():
+            made = self.flat.part(y, name, *args)
+        return tree_map(lambda t: t.to(y.dtype), made) if self.half else made
 
     def mask(self, prefix: str) -> Tensor:
         """Return 1 at the parameters of one part of the network."""
@@ -239,29 +258,42 @@ class Classification(Task):
     def _laid_out(self, x: Tensor) -> Tensor:
         return x if self.image_layout is None else x.contiguous(memory_format=self.image_layout)
 
-    def transformable(self) -> Self:
-        """Return this task for use under ``vmap``, which stacks clients and has no layout of channels."""
+    def transformable(self, *, stacked: bool = True) -> Self:
+        """Return this task for function transforms; ``vmap`` stacks clients and has no layout of channels."""
         twin = super().transformable()
-        twin.image_layout = None
+        twin.image_layout = torch.channels_last if self.x.ndim == 4 and not stacked else None
         return twin
 
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy."""
         self.tally.add(passes=1)
-        return batch.mean(F.cross_entropy(self.flat(y, batch.x), batch.y, reduction="none"))
+        return batch.mean(F.cross_entropy(self._logits(y, batch.x), batch.y, reduction="none"))
 
-    @torch.no_grad()
+    def _logits(self, y: Tensor, x: Tensor) -> Tensor:
+        with self._rounded():
+            return self.flat(y, x).to(y.dtype)
+
+    def _rounded(self) -> AbstractContextManager[object]:
+        """Let the network, and nothing else, compute in bfloat16, if that is the experiment's precision."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
+
     def evaluate(self, w: Tensor, batch_size: int = 500) -> tuple[float, float]:
         """Return accuracy and mean loss of ``w`` on the test set."""
+        correct, loss = self.score(w, batch_size)
+        return correct.item() / len(self.y_test), loss.item() / len(self.y_test)
+
+    @torch.no_grad()
+    def score(self, w: Tensor, batch_size: int = 500) -> tuple[Tensor, Tensor]:
+        """Return how many test samples ``w`` gets right and the sum of their losses, still on the device."""
         self.module.eval()
         correct = torch.zeros((), dtype=torch.int64, device=w.device)
         loss = torch.zeros((), dtype=torch.float64, device=w.device)
         for x, y in zip(torch.split(self.x_test, batch_size), torch.split(self.y_test, batch_size), strict=True):
-            logits = self.flat(w, x if self.test_scaled else self._laid_out(self.scaler(x)))
+            logits = self._logits(w, x if self.test_scaled else self._laid_out(self.scaler(x)))
             correct += (logits.argmax(1) == y).sum()
             loss += F.cross_entropy(logits, y, reduction="sum").double()
         self.module.train()
-        return correct.item() / len(self.y_test), loss.item() / len(self.y_test)
+        return correct, loss
 
 
 def tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:

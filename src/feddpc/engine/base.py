@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.data.batches import Plan
-from feddpc.methods.base import Method, State
+from feddpc.methods.base import Cohort, Method, State
 from feddpc.task import Task
+
+if TYPE_CHECKING:
+    from feddpc.engine.rounds import Federation, Progress
 
 
 class Trained(NamedTuple):
@@ -21,13 +27,32 @@ class Trained(NamedTuple):
     loss: Tensor  #: mean over a client's steps of the objective during training, ``[m]``
 
 
+class Done(NamedTuple):
+    """A round that an engine ran as a whole: the model is moved already, memories are still to be written."""
+
+    own: State
+    slots: State
+    loss: float
+    notes: dict[str, float]
+    scored: tuple[float, float]  #: accuracy and loss on the test set
+    sent: tuple[int, int]  #: how many numbers went to each client beside the model, and came from all
+
+
 class Engine(ABC):
     """Runs the client half of a method for every client of a plan. All engines give the same numbers."""
 
     name: ClassVar[str]
+    captures_rounds: ClassVar[bool] = False  #: whether a model or method may turn out to be too much for it
+    patience: ClassVar[float] = 0.0  #: how many seconds a run must last for ``auto`` to try it
 
     def refuses(self, task: Task) -> str | None:
         """Say why this engine cannot run ``task``, or return None."""
+        return None
+
+    def round(
+        self, federation: Federation, method: Method, progress: Progress, probed: State, plan: Plan, cohort: Cohort
+    ) -> Done | None:
+        """Run training, server rule and evaluation at one go, or return None to have them run one by one."""
         return None
 
     @abstractmethod
@@ -39,6 +64,12 @@ class Engine(ABC):
         """Train every client of ``plan`` from ``w``."""
 
 
-def stack(states: list[State]) -> State:
+def placed(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return host values as a tensor on ``device``, without waiting for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def stack(states: Sequence[State]) -> State:
     """Stack the states of single clients."""
     return {key: torch.stack([s[key] for s in states]) for key in states[0]}

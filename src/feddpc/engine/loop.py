@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from feddpc.data.batches import Plan
 from feddpc.engine.base import Engine, Trained, stack
 from feddpc.methods.base import Local, Method, State
 from feddpc.task import Rows, Task, forked
+
+R = TypeVar("R")
 
 
 class Loop(Engine):
@@ -23,17 +25,18 @@ class Loop(Engine):
     @torch.no_grad()
     def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
         """Ask one client after the other."""
-        answers = []
-        for i in range(len(plan.clients)):
+
+        def ask(task: Task, i: int) -> State:
             with _own_noise(task, plan, i, w.device):
-                answers.append(method.probe(task, w, _batches(plan, i, w.device)))
-        return stack(answers)
+                return method.probe(task, w, _batches(plan, i, w.device))
+
+        return stack(self.each(ask, task, plan))
 
     @torch.no_grad()
     def train(self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: Plan, lr: float) -> Trained:
         """Train one client after the other."""
-        ups, owns, losses = [], [], []
-        for i in range(len(plan.clients)):
+
+        def one(task: Task, i: int) -> tuple[State, State, Tensor]:
             mine = {k: v[i] for k, v in own.items()}
             here = Local(w, down, mine, lr, torch.tensor(plan.steps[i], dtype=w.dtype, device=w.device))
             y, total = method.start(here), w.new_zeros(())
@@ -42,10 +45,14 @@ class Loop(Engine):
                     y, loss = method.step(task, y, task.fetch(rows), here)
                     total = total + loss
             up, new = method.finish(y, here)
-            ups.append(up)
-            owns.append(new)
-            losses.append(total / max(plan.steps[i], 1))
+            return up, new, total / max(plan.steps[i], 1)
+
+        ups, owns, losses = zip(*self.each(one, task, plan), strict=True)
         return Trained(stack(ups), stack(owns), torch.stack(losses))
+
+    def each(self, work: Callable[[Task, int], R], task: Task, plan: Plan) -> list[R]:
+        """Do ``work`` for every client of ``plan``."""
+        return [work(task, i) for i in range(len(plan.clients))]
 
 
 def _batches(plan: Plan, i: int, device: torch.device) -> Iterator[Rows]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.data.batches import Plan, Planner
-from feddpc.engine.base import Engine
+from feddpc.engine.base import Engine, placed
 from feddpc.engine.memory import Memory
 from feddpc.engine.meter import Meter, numbers
 from feddpc.engine.placement import ON_DEVICE, Placement
@@ -107,6 +108,15 @@ class Record:
     diverged: str | None = None
 
 
+class Exchanged(NamedTuple):
+    """Whose updates counted, their loss, the method's notes, and how the model does if the engine found out."""
+
+    kept: Ints
+    loss: float = math.nan
+    notes: dict[str, float] = {}  # noqa: RUF012
+    scored: tuple[float, float] | None = None
+
+
 def advance(federation: Federation, method: Method, engine: Engine, progress: Progress) -> Record:
     """Run the next round: ``progress`` is moved on, and what happened is returned."""
     began = time.perf_counter()
@@ -117,7 +127,7 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
             _survey(federation, method, engine, progress)
     draw = federation.sampler.draw(t)
     before = replace(federation.task.tally)
-    kept, loss, notes = _exchange(federation, method, engine, progress, t, draw.answered)
+    kept, loss, notes, scored = _exchange(federation, method, engine, progress, t, draw.answered)
     progress.meter.gradients += federation.task.tally.gradients - before.gradients
     progress.meter.passes += federation.task.tally.passes - before.passes
     if not len(kept):
@@ -125,7 +135,7 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
     progress.round = t
     rejected = np.setdiff1d(draw.answered, kept)
     evaluate = federation.evaluate or (lambda _: (math.nan, 0.0))
-    accuracy, test_loss = evaluate(method.evaluated(progress.w, progress.server))
+    accuracy, test_loss = scored or evaluate(method.evaluated(progress.w, progress.server))
     return Record(
         round=t,
         test_accuracy=accuracy,
@@ -136,16 +146,16 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
         dropped=draw.dropped.tolist(),
         rejected=rejected.tolist(),
         notes=notes,
-        diverged=_diverged(progress.w, test_loss, len(kept), len(rejected)),
+        diverged=_diverged(None if scored else progress.w, test_loss, len(kept), len(rejected)),
     )
 
 
 def _exchange(
     federation: Federation, method: Method, engine: Engine, progress: Progress, t: int, ids: Ints
-) -> tuple[Ints, float, dict[str, float]]:
-    """Let clients ``ids`` train and the server aggregate; return whose updates counted, their loss, and the notes."""
+) -> Exchanged:
+    """Let clients ``ids`` train and the server aggregate."""
     if not len(ids):
-        return ids, math.nan, {}
+        return Exchanged(ids)
     task, w = federation.task, progress.w
     client_lr, _ = federation.rates(t)
     plan, cohort = _cohort(federation, method, progress, t, ids)
@@ -154,15 +164,21 @@ def _exchange(
         invited, probed = ids, _probe(federation, method, engine, w, cohort, ids)
         ids, (probed,) = screen(ids, probed)
         if not len(ids):
-            return ids, math.nan, {}
+            return Exchanged(ids)
         if len(ids) < len(invited):
             plan, cohort = _cohort(federation, method, progress, t, ids)
+    if done := engine.round(federation, method, progress, probed, plan, cohort):
+        progress.slots.write(ids, done.slots)
+        progress.clients.write(ids, done.own)
+        _count(federation, progress, plan, done.sent)
+        return Exchanged(ids, done.loss, done.notes, done.scored)
+    w = progress.w
     down = method.broadcast(w, progress.server, probed if method.reports else {}, cohort)
     own = progress.clients.read(ids)
     trained = engine.train(method, task, w, down | federation.kit, own | probed, plan, client_lr)
     kept, (up, own, losses) = screen(ids, trained.up, trained.own, {"loss": trained.loss})
     if not len(kept):
-        return kept, math.nan, {}
+        return Exchanged(kept)
     if len(kept) < len(ids):
         _, cohort = _cohort(federation, method, progress, t, kept)
     step = method.aggregate(w, progress.server, up, cohort)
@@ -171,19 +187,19 @@ def _exchange(
     progress.slots.write(kept, step.slots)
     progress.clients.write(kept, own)
     sent = [*trained.up.values(), *(probed.values() if method.reports else ())]
-    _count(federation, progress, plan, down, sent)
+    _count(federation, progress, plan, (numbers(down.values()), numbers(sent)))
     loss = losses["loss"][cohort.steps > 0].mean()  # NaN when nobody trained
-    return kept, float(loss), {k: float(v) for k, v in step.notes.items()}
+    return Exchanged(kept, float(loss), {k: float(v) for k, v in step.notes.items()})
 
 
-def _count(federation: Federation, progress: Progress, plan: Plan, down: State, sent: list[Tensor]) -> None:
-    """Write down what the round moved, and what is remembered after it."""
+def _count(federation: Federation, progress: Progress, plan: Plan, moved: tuple[int, int]) -> None:
+    """Write down what the round moved (beside the model to each client, and from all), and what is remembered now."""
     meter, m = progress.meter, len(plan.clients)
     meter.d = progress.w.numel()
     meter.clients += m
     meter.steps += int(federation.planner.steps(plan.sizes).sum())
-    meter.down += m * (meter.d + numbers(down.values()))
-    meter.up += numbers(sent)
+    meter.down += m * (meter.d + moved[0])
+    meter.up += moved[1]
     meter.client_state = progress.clients.width
     meter.server_state = numbers(progress.server.values()) + len(progress.slots) * progress.slots.width
 
@@ -196,7 +212,7 @@ def _probe(federation: Federation, method: Method, engine: Engine, w: Tensor, co
     probed = {k: v.expand(len(ids), *v.shape).clone() for k, v in method.unasked(w).items()}
     if asked.any():
         answers = engine.probe(method, federation.task, w, federation.planner.sweep(ids[asked]))
-        rows = torch.from_numpy(np.flatnonzero(asked)).to(w.device)
+        rows = placed(np.flatnonzero(asked), w.device)
         for key, stack in answers.items():
             probed[key][rows] = stack
     return probed
@@ -231,11 +247,11 @@ def _cohort(federation: Federation, method: Method, progress: Progress, t: int, 
     shares = federation.shares(plan.sizes)
     cohort = Cohort(
         round=t,
-        clients=torch.tensor(ids, device=device),
+        clients=placed(ids, device),
         population=federation.population,
-        weights=torch.tensor(weights, device=device),
+        weights=placed(weights, device),
         shares=None if shares is None else shares.to(device),
-        steps=torch.tensor(plan.steps, dtype=torch.float64, device=device),
+        steps=placed(plan.steps.astype(np.float64), device),
         client_lr=client_lr,
         server_lr=server_lr,
         slots=progress.slots.read(ids),
@@ -245,7 +261,7 @@ def _cohort(federation: Federation, method: Method, progress: Progress, t: int, 
     if training is None:
         return plan, cohort
     plan = plan.resting(~training)
-    return plan, replace(cohort, steps=torch.tensor(plan.steps, dtype=torch.float64, device=device))
+    return plan, replace(cohort, steps=placed(plan.steps.astype(np.float64), device))
 
 
 def screen(ids: Ints, *states: State) -> tuple[Ints, tuple[State, ...]]:
@@ -258,11 +274,11 @@ def screen(ids: Ints, *states: State) -> tuple[Ints, tuple[State, ...]]:
     return ids[good.cpu().numpy()], tuple({k: v[good] for k, v in state.items()} for state in states)
 
 
-def _diverged(w: Tensor, test_loss: float, kept: int, rejected: int) -> str | None:
-    """Say why a run must stop, or return None."""
+def _diverged(w: Tensor | None, test_loss: float, kept: int, rejected: int) -> str | None:
+    """Say why a run must stop, or return None; ``w`` is None where it is known to be finite."""
     if rejected and not kept:
         return f"all {rejected} updates were non-finite"
-    if not bool(w.sum().isfinite() or w.isfinite().all()):
+    if w is not None and not bool(w.sum().isfinite() or w.isfinite().all()):
         return "the model has non-finite parameters"
     if not math.isfinite(test_loss):
         return f"the test loss is {test_loss}"

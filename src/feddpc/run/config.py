@@ -50,7 +50,7 @@ class Config:
     seed: int = 0
     scaling: Literal["auto", "half", "channel", "unit", "none"] = "auto"
     augment: bool = False
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     device: str = "auto"
     engine: str = "auto"
     client_memory: Literal["auto", "device", "host", "disk"] = "auto"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,12 @@ from feddpc.data.partition import Partition
 from feddpc.data.scaling import make_scaler
 from feddpc.engine import sampler
 from feddpc.engine.base import Engine
+from feddpc.engine.captured import Captured, Compiled, CompiledStreams, Streams
 from feddpc.engine.loop import Loop
 from feddpc.engine.placement import Placement, resolve
 from feddpc.engine.rounds import Federation, Progress, advance
 from feddpc.engine.stacked import Stacked
+from feddpc.engine.threads import Threads
 from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import Method, State
 from feddpc.methods.world import Ids, World, reserved
@@ -31,7 +34,9 @@ from feddpc.models.flat import Flat
 from feddpc.run.config import Config
 from feddpc.task import Classification
 
-ENGINES: dict[str, type[Engine]] = {"loop": Loop, "stacked": Stacked}
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (Loop, Threads, Stacked, Captured, Streams, Compiled, CompiledStreams)
+}
 
 
 @dataclass(frozen=True)
@@ -107,13 +112,15 @@ def prepare(
                 f"model {config.model!r} with {config.model_options} cannot be built: {error}"
             ) from None
     models.check_supported(module)
+    _set_precision(config.precision)
     shift = max(2, data.sample_shape[0] // 8) if config.augment else 0
     task = Classification(
         module,
         data,
         make_scaler(config.scaling, data),
         device=config.device,
-        dtype=getattr(torch, config.precision),
+        dtype=torch.float64 if config.precision == "float64" else torch.float32,
+        half=config.precision == "bf16",
         shift=shift,
     )
     config = _with_threads(config, task.d)
@@ -138,6 +145,12 @@ def prepare(
         evaluate=task.evaluate,
     )
     return Setting(config, data, partition, federation, task, task.initial(), reserve)
+
+
+def _set_precision(precision: str) -> None:
+    """Let matrix units round to 10 bits of mantissa only where asked to: by itself, torch does so in convolutions."""
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
 
 def _with_threads(config: Config, d: int) -> Config:
@@ -176,21 +189,37 @@ def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, 
     candidates = [e for e in (cls() for cls in ENGINES.values()) if not e.refuses(setting.task)]
     if len(candidates) == 1:
         return candidates[0], {}
-    trial = dataclasses.replace(setting.federation, evaluate=None)
+    seconds: dict[str, float] = {}
+    for engine in candidates:
+        if engine.patience and setting.config.rounds * min(seconds.values(), default=0.0) < engine.patience:
+            continue  # it would take longer to compile than it could save
+        try:
+            seconds[engine.name] = _timed(engine, setting, method)
+        except (RuntimeError, NotImplementedError) as error:
+            if not engine.captures_rounds:
+                raise
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            warnings.warn(f"engine {engine.name!r} cannot run {method.name} here: {why}", stacklevel=2)
+    able = [e for e in candidates if e.name in seconds]
+    best = min(able, key=lambda e: seconds[e.name] * (1.0 if e.name == "loop" else 1.1))
+    return best, seconds
+
+
+def _timed(engine: Engine, setting: Setting, method: Method) -> float:
+    """Return the seconds of a round; those before it warm up allocators, kernels and compilers."""
+    cuda = setting.w0.is_cuda
+    # A captured round contains its evaluation, so on a GPU all are timed with it.
+    trial = setting.federation if cuda else dataclasses.replace(setting.federation, evaluate=None)
     population = setting.federation.population
     placement = Placement(resolve(setting.config.client_memory, method, setting.w0, population))
-    seconds = {}
-    for engine in candidates:
-        # The first round warms up allocators and kernels, the second is timed.
-        progress = Progress.begin(method, setting.w0, population, placement)
+    progress = Progress.begin(method, setting.w0, population, placement)
+    advance(trial, method, engine, progress)
+    began = time.perf_counter()
+    for _ in range(3 if cuda else 1):
         advance(trial, method, engine, progress)
-        began = time.perf_counter()
-        advance(trial, method, engine, progress)
-        if setting.w0.is_cuda:
-            torch.cuda.synchronize(setting.w0.device)
-        seconds[engine.name] = time.perf_counter() - began
-    best = min(candidates, key=lambda e: seconds[e.name] * (1.0 if e.name == "loop" else 1.1))
-    return best, seconds
+    if cuda:
+        torch.cuda.synchronize(setting.w0.device)
+    return (time.perf_counter() - began) / (3 if cuda else 1)
 
 
 def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition: Partition | None) -> Config:

@@ -1,0 +1,107 @@
+"""Whole rounds replayed from CUDA graphs: local training, server rule and evaluation, without a word from the host.
+
+A round is three kinds of graphs. ``start`` broadcasts and sets the clients off, ``step`` makes one local step of the
+clients that still have some, ``end`` lets the server aggregate and evaluates. They work on buffers that stay where they
+are; before a round the host copies the batch plan into them, and after it reads one short report. Clients are sorted by
+their number of steps, so that those still training are the first rows; a graph for a step exists for a few numbers of
+rows, and a mask keeps the finished ones as they are. Nothing depends on the number of steps, so nothing is captured
+again for a cohort of the same size.
+
+A client with a non-finite number makes the whole round void on the device, and the host repeats it with an engine that
+screens clients one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from feddpc.data.batches import Plan
+from feddpc.engine.base import Done, Engine, Trained
+from feddpc.engine.session import Session
+from feddpc.engine.stacked import Stacked
+from feddpc.methods.base import Cohort, Method, State
+from feddpc.task import Task
+
+if TYPE_CHECKING:
+    from feddpc.engine.rounds import Federation, Progress
+
+#: Cohort sizes that are captured; a round with yet another one is run by the fallback.
+MOST_SIZES = 4
+
+
+class Captured(Engine):
+    """All clients at once through ``vmap``, captured."""
+
+    name: ClassVar[str] = "graph"
+    captures_rounds: ClassVar[bool] = True
+    streams: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+
+    def __init__(self, *, anywhere: bool = False) -> None:
+        self.anywhere = anywhere  #: also without a GPU, where a graph is just what it was made of: for tests
+        self.fallback = Stacked()
+        self.captures = 0  #: graphs captured so far, for whoever wants to see that it stops
+        self.void = 0  #: rounds repeated because of a non-finite number
+        self._sessions: dict[int, Session] = {}
+        self._about: tuple[object, ...] = ()
+
+    def refuses(self, task: Task) -> str | None:
+        """Modules that draw for themselves cannot be replayed, and graphs need a GPU."""
+        if task.device.type != "cuda" and not self.anywhere:
+            return "graphs need a GPU"
+        return self.fallback.refuses(task)
+
+    def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
+        """Ask all clients at once, uncaptured."""
+        return self.fallback.probe(method, task, w, plan)
+
+    def train(self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: Plan, lr: float) -> Trained:
+        """Train all clients at once, uncaptured."""
+        return self.fallback.train(method, task, w, down, own, plan, lr)
+
+    @torch.no_grad()
+    def round(
+        self, federation: Federation, method: Method, progress: Progress, probed: State, plan: Plan, cohort: Cohort
+    ) -> Done | None:
+        """Replay a round; None if it must be run otherwise."""
+        about = (federation.task, method, federation.client_lr, federation.server_lr, federation.evaluate is None)
+        if about != self._about:
+            self._sessions, self._about = {}, about
+        m = len(plan.clients)
+        session = self._sessions.get(m)
+        if session is None:
+            if len(self._sessions) >= MOST_SIZES:
+                return None
+            session = self._sessions[m] = Session(
+                federation, method, progress, probed, cohort, streams=self.streams, compiles=self.compiles
+            )
+            self.captures += session.graphs
+        done = session.replay(progress, probed, plan, cohort)
+        self.void += done is None
+        return done
+
+
+class Streams(Captured):
+    """One client after the other, each on a stream of its own, captured."""
+
+    name: ClassVar[str] = "streams"
+    streams: ClassVar[bool] = True
+
+
+class Compiled(Captured):
+    """All clients at once, compiled and captured: seconds to minutes of compiling, then faster rounds."""
+
+    name: ClassVar[str] = "graph-compiled"
+    compiles: ClassVar[bool] = True
+    patience: ClassVar[float] = 60.0
+
+
+class CompiledStreams(Streams):
+    """A compiled step for each client on a stream of its own, captured."""
+
+    name: ClassVar[str] = "streams-compiled"
+    compiles: ClassVar[bool] = True
+    patience: ClassVar[float] = 60.0

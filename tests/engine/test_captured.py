@@ -1,0 +1,155 @@
+"""Captured rounds without a GPU: the same buffers, orders and masks, with a graph that is just what it was made of."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from feddpc import methods
+from feddpc.engine.buffers import row_classes
+from feddpc.engine.captured import MOST_SIZES, Captured, Streams
+from feddpc.engine.loop import Loop
+from feddpc.engine.rounds import Progress, advance
+from feddpc.errors import BadInputError
+from feddpc.run.experiment import choose_engine
+from feddpc.run.runner import execute
+from support import DEVICE, VARIANTS, run_rounds, setting_for, small_setting
+
+HARD = {"weighting": "samples", "dropout": 0.3, "augment": True, "lr_decay": 0.9}
+PLAIN = [name for name in VARIANTS if " " not in name]
+
+
+def compare_with_loop(method, engine, how, rounds=6):
+    setting = setting_for(method, **how)
+    a, left = run_rounds(setting, method, Loop(), rounds)
+    b, right = run_rounds(setting, method, engine, rounds)
+    torch.testing.assert_close(b.w, a.w, rtol=0, atol=1e-10)
+    for key, value in a.server.items():
+        torch.testing.assert_close(b.server[key], value, rtol=0, atol=1e-10)
+    for one, other in zip(left, right, strict=True):
+        assert (one.participants, one.dropped, one.rejected) == (other.participants, other.dropped, other.rejected)
+        assert one.train_loss == pytest.approx(other.train_loss, abs=1e-10, nan_ok=True)
+        assert one.test_loss == pytest.approx(other.test_loss, abs=1e-9)
+        assert one.test_accuracy == other.test_accuracy
+        assert one.notes == pytest.approx(other.notes, abs=1e-8)
+    for mine, theirs in ((a.slots, b.slots), (a.clients, b.clients)):
+        (ids, table), (other_ids, other_table) = mine.export(), theirs.export()
+        assert ids.tolist() == other_ids.tolist()
+        for key, value in table.items():
+            torch.testing.assert_close(other_table[key], value, rtol=0, atol=1e-10)
+    assert a.meter == b.meter
+    assert engine.void == 0
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_captured_round_is_the_loops(name):
+    compare_with_loop(VARIANTS[name], Captured(anywhere=True), {})
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("engine", [Captured, Streams])
+def test_with_decay_augmentation_weights_and_drop_out(name, engine):
+    compare_with_loop(VARIANTS[name], engine(anywhere=True), HARD)
+
+
+def test_nothing_is_captured_again():
+    """All rounds of one cohort size use the graphs of the first, however many steps the clients make."""
+    method, engine = methods.create("feddpc"), Captured(anywhere=True)
+    setting = small_setting()
+    progress = Progress.begin(method, setting.w0, 8)
+    advance(setting.federation, method, engine, progress)
+    first = engine.captures
+    assert first == 2 + len(row_classes(4, every=True))
+    for _ in range(7):
+        advance(setting.federation, method, engine, progress)
+    assert engine.captures == first
+    assert progress.w is next(iter(engine._sessions.values())).w  # the model stays where it is
+
+
+def test_a_second_run_uses_the_graphs_of_the_first():
+    method, engine, setting = methods.create("scaffold"), Captured(anywhere=True), small_setting()
+    one, _ = run_rounds(setting, method, engine, 3)
+    kept, captured = one.w.clone(), engine.captures
+    two, _ = run_rounds(setting, method, engine, 3)
+    assert torch.equal(two.w, kept)
+    assert engine.captures == captured
+
+
+def test_cohorts_of_many_sizes_are_captured_up_to_a_limit():
+    method, engine = methods.create("fedavg"), Captured(anywhere=True)
+    setting = small_setting(participation="bernoulli", cohort=4)
+    a, left = run_rounds(setting, method, Loop(), 12)
+    b, _ = run_rounds(setting, method, engine, 12)
+    assert len({len(r.participants) for r in left}) > 3
+    assert len(engine._sessions) <= MOST_SIZES
+    torch.testing.assert_close(b.w, a.w, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["feddpc", "scaffold", "fedvarp"])
+@pytest.mark.parametrize("engine", [Captured, Streams])
+def test_a_bad_client_makes_the_round_void_and_is_then_screened(name, engine):
+    """The round is repeated without graphs, with the same result as in the loop, and later rounds go on captured."""
+    method, machine = methods.create(name), engine(anywhere=True)
+    ends = []
+    for runner in (Loop(), machine):
+        setting = small_setting()
+        setting.task.x = setting.task.x.to(torch.float64)
+        sick = int(setting.federation.planner.partition[4][0])
+        setting.task.x[sick] = math.nan
+        progress, records = run_rounds(setting, method, runner, 6)
+        assert any(r.rejected == [4] for r in records)
+        assert any(4 not in r.rejected for r in records)
+        assert bool(progress.w.isfinite().all())
+        ends.append(progress.w)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-10)
+    assert machine.void == sum(4 in r.rejected for r in records)
+
+
+def test_a_resumed_run_goes_on_captured(tmp_path, monkeypatch):
+    """Bit for bit, with a checkpoint in between."""
+    from feddpc.run import experiment
+
+    monkeypatch.setitem(experiment.ENGINES, "graph", lambda: Captured(anywhere=True))
+    method = methods.create("feddc")
+    whole = execute(small_setting(rounds=6), method=method, engine="graph", out=tmp_path / "a", checkpoint_seconds=0)
+    execute(small_setting(rounds=3), method=method, engine="graph", out=tmp_path / "b", checkpoint_seconds=0)
+    again = execute(
+        small_setting(rounds=6), method=method, engine="graph", out=tmp_path / "b", resume=True, checkpoint_seconds=0
+    )
+    assert torch.equal(whole.w, again.w)
+
+
+def test_without_evaluation():
+    method, engine, setting = methods.create("fedavg"), Captured(anywhere=True), small_setting()
+    quiet = dataclasses.replace(setting, federation=dataclasses.replace(setting.federation, evaluate=None))
+    progress, records = run_rounds(quiet, method, engine, 2)
+    assert all(math.isnan(r.test_accuracy) for r in records)
+    other, _ = run_rounds(setting, method, Loop(), 2)
+    torch.testing.assert_close(progress.w, other.w, rtol=0, atol=1e-10)
+
+
+def test_graphs_are_refused_without_a_gpu_and_skipped_by_auto():
+    setting = small_setting()
+    if DEVICE == "cpu":
+        with pytest.raises(BadInputError, match="engine 'graph' cannot be used: graphs need a GPU"):
+            choose_engine("graph", setting, methods.create("fedavg"))
+    _, seconds = choose_engine("auto", setting, methods.create("fedavg"))
+    assert ("graph" in seconds) == (DEVICE == "cuda")
+    assert not any("compiled" in name for name in seconds)  # six rounds are too few to compile for
+
+
+def test_auto_goes_on_when_an_engine_cannot_capture(monkeypatch):
+    from feddpc.run import experiment
+
+    class Broken(Captured):
+        name = "broken"
+
+        def round(self, *args):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setitem(experiment.ENGINES, "broken", lambda: Broken(anywhere=True))
+    with pytest.warns(UserWarning, match="engine 'broken' cannot run fedavg here: operation not permitted"):
+        best, seconds = choose_engine("auto", small_setting(), methods.create("fedavg"))
+    assert best.name != "broken"
+    assert "broken" not in seconds
