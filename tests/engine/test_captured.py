@@ -153,3 +153,17 @@ def test_auto_goes_on_when_an_engine_cannot_capture(monkeypatch):
         best, seconds = choose_engine("auto", small_setting(), methods.create("fedavg"))
     assert best.name != "broken"
     assert "broken" not in seconds
+
+
+def test_what_was_planned_ahead_is_what_would_be_planned_then():
+    setting = small_setting(dropout=0.3)
+    federation = setting.federation
+    federation.look_ahead(5)
+    draw, plan = federation.draw(5), federation.plan(5, federation.draw(5).answered)
+    fresh = federation.sampler.draw(5)
+    assert draw.answered.tolist() == fresh.answered.tolist()
+    assert plan.index.tolist() == federation.planner.plan(5, fresh.answered).index.tolist()
+    some = fresh.answered[1:]  # after a client was rejected
+    assert federation.plan(5, some).index.tolist() == federation.planner.plan(5, some).index.tolist()
+    other = dataclasses.replace(federation, planner=dataclasses.replace(federation.planner, seed=9))
+    assert other.plan(5, fresh.answered).index.tolist() != plan.index.tolist()  # nothing is carried over

@@ -64,7 +64,13 @@ Device = Annotated[
 Threads = Annotated[
     str | None, typer.Option(help="CPU threads. [default: auto, one for small models]", rich_help_panel=TRAINING)
 ]
-Engine = Annotated[str | None, typer.Option(help="auto, loop or stacked. [default: auto]", rich_help_panel=TRAINING)]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, loop, stacked; on a GPU also graph, streams, graph-compiled, streams-compiled. [default: auto]",
+        rich_help_panel=TRAINING,
+    ),
+]
 ClientMemory = Annotated[
     str | None,
     typer.Option(

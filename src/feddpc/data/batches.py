@@ -30,6 +30,19 @@ class Plan:
     noise: tuple[int, ...]
     draws: NDArray[np.int16] | None = None  # [m, K, B, 3]
 
+    def take(self, rows: Ints) -> Plan:
+        """Return the plan of some of the clients, by their places."""
+        K = int(self.steps[rows].max())
+        return Plan(
+            clients=self.clients[rows],
+            sizes=self.sizes[rows],
+            index=self.index[rows, :K],
+            count=self.count[rows, :K],
+            steps=self.steps[rows],
+            noise=tuple(self.noise[i] for i in rows),
+            draws=None if self.draws is None else self.draws[rows, :K],
+        )
+
     def resting(self, rest: NDArray[np.bool_]) -> Plan:
         """Return this plan without any steps for the clients that ``rest`` marks."""
         return replace(self, steps=np.where(rest, 0, self.steps), count=np.where(rest[:, None], 0, self.count))

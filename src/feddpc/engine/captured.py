@@ -13,6 +13,7 @@ screens clients one by one.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -46,6 +47,7 @@ class Captured(Engine):
         self.captures = 0  #: graphs captured so far, for whoever wants to see that it stops
         self.void = 0  #: rounds repeated because of a non-finite number
         self._sessions: dict[int, Session] = {}
+        self._too_large: set[int] = set()
         self._about: tuple[object, ...] = ()
 
     def refuses(self, task: Task) -> str | None:
@@ -75,9 +77,16 @@ class Captured(Engine):
         if session is None:
             if len(self._sessions) >= MOST_SIZES:
                 return None
-            session = self._sessions[m] = Session(
-                federation, method, progress, probed, cohort, streams=self.streams, compiles=self.compiles
-            )
+            if m in self._too_large:
+                return None
+            try:
+                session = self._sessions[m] = Session(
+                    federation, method, progress, probed, cohort, streams=self.streams, compiles=self.compiles
+                )
+            except torch.OutOfMemoryError:
+                self._too_large.add(m)
+                warnings.warn(f"no device memory to capture rounds of {m} clients: going on without", stacklevel=2)
+                return None
             self.captures += session.graphs
         done = session.replay(progress, probed, plan, cohort)
         self.void += done is None

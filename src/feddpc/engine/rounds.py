@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.data.batches import Plan, Planner
+from feddpc.engine import waves
 from feddpc.engine.base import Engine, placed
 from feddpc.engine.memory import Memory
 from feddpc.engine.meter import Meter, numbers
 from feddpc.engine.placement import ON_DEVICE, Placement
-from feddpc.engine.sampler import Sampler
+from feddpc.engine.sampler import Draw, Sampler
+from feddpc.errors import BadInputError
 from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.task import Task
@@ -44,11 +46,34 @@ class Federation:
     evaluate: Evaluate | None = None
     kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
+    _ahead: dict[int, tuple[Draw, Plan]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def population(self) -> int:
         """Number of clients."""
         return len(self.planner.partition)
+
+    def look_ahead(self, round: int) -> None:
+        """Draw the participants of a round and plan their batches, while the host has nothing else to do."""
+        if round in self._ahead:
+            return
+        try:
+            draw = self.sampler.draw(round)
+        except BadInputError:  # a fixed schedule has an end
+            return
+        self._ahead.clear()
+        self._ahead[round] = draw, self.planner.plan(round, draw.answered)
+
+    def draw(self, round: int) -> Draw:
+        """Return who takes part in a round."""
+        return self._ahead[round][0] if round in self._ahead else self.sampler.draw(round)
+
+    def plan(self, round: int, ids: Ints) -> Plan:
+        """Return the batches of clients ``ids`` in a round."""
+        draw, plan = self._ahead.get(round, (None, None))
+        if plan is not None and draw is not None and np.array_equal(draw.answered, ids):
+            return plan
+        return self.planner.plan(round, ids)
 
     def shares(self, sizes: Ints) -> Tensor | None:
         """Return the shares that clients with ``sizes`` samples have in a mean over all, None for 1/N each."""
@@ -125,7 +150,7 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
         progress.meter.down_once, progress.meter.up_once = federation.once
         if method.surveys:
             _survey(federation, method, engine, progress)
-    draw = federation.sampler.draw(t)
+    draw = federation.draw(t)
     before = replace(federation.task.tally)
     kept, loss, notes, scored = _exchange(federation, method, engine, progress, t, draw.answered)
     progress.meter.gradients += federation.task.tally.gradients - before.gradients
@@ -175,7 +200,7 @@ def _exchange(
     w = progress.w
     down = method.broadcast(w, progress.server, probed if method.reports else {}, cohort)
     own = progress.clients.read(ids)
-    trained = engine.train(method, task, w, down | federation.kit, own | probed, plan, client_lr)
+    trained = waves.train(engine, method, task, w, down | federation.kit, own | probed, plan, client_lr)
     kept, (up, own, losses) = screen(ids, trained.up, trained.own, {"loss": trained.loss})
     if not len(kept):
         return Exchanged(kept)
@@ -242,7 +267,7 @@ def _cohort(federation: Federation, method: Method, progress: Progress, t: int, 
     """Return the batches of clients ``ids`` in round ``t``, and what the server knows about them."""
     client_lr, server_lr = federation.rates(t)
     device = progress.w.device
-    plan = federation.planner.plan(t, ids)
+    plan = federation.plan(t, ids)
     weights = plan.sizes / plan.sizes.sum() if federation.weighting == "samples" else np.full(len(ids), 1 / len(ids))
     shares = federation.shares(plan.sizes)
     cohort = Cohort(

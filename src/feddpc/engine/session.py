@@ -302,6 +302,7 @@ class Session:
             live = int((plan.steps > k).sum())
             self._steps[min(n for n in self.sizes if n >= live)]()
         self._end()
+        self.federation.look_ahead(progress.round + 2)  # the next round, while this one is computed
         good, loss, correct, test_loss, *notes = self._read()
         tally.gradients, tally.passes = was.gradients + self.gradients * steps, was.passes + self.passes * steps
         if not good:
