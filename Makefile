@@ -39,9 +39,8 @@ contract: $(VENV)/installed-dev  ## check that imports follow the way of the dat
 
 check: test lint types contract  ## everything CI checks
 
-bench: $(VENV)/installed  ## measure the server step and a round on this machine
-	@$(BIN)/python benchmarks/server_step.py
-	@$(BIN)/python benchmarks/round.py
+bench: $(VENV)/installed  ## measure this machine against a plain eager loop
+	@$(BIN)/feddpc bench --against eager
 
 clean:  ## remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,8 @@
 """A round of every method against one of FedAvg in the same engine, turn by turn, and what its gradients would suggest.
 
-CIFAR-10's shapes, LeNet5, 10 of 100 clients, batch 256, alpha 0.6, without evaluation; the data are random bytes unless
-CIFAR-10 is in the cache. ``gradients`` counts gradient evaluations against FedAvg's, batch for batch; a forward pass
-without a backward one counts as a third. ``over`` is the time beyond what they suggest, and should stay below 1.3.
+CIFAR-10's shapes (random bytes), LeNet5, 10 of 100 clients, batch 256, alpha 0.6, without evaluation. ``gradients``
+counts gradient evaluations against FedAvg's, batch for batch; a forward pass without a backward one counts as a third.
+``over`` is the time beyond what they suggest, and should stay below 1.3.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import time
 
 import torch
-from round import cifar_like
 
 from feddpc import methods
+from feddpc.bench.clock import timed
+from feddpc.bench.workloads import WORKLOADS
 from feddpc.engine.rounds import Progress, advance
-from feddpc.run.config import Config
 from feddpc.run.experiment import ENGINES, prepare
 from feddpc.run.specialise import specialise
 
@@ -42,11 +41,7 @@ class Runner:
         self.device = setting.w0.device
 
     def __call__(self) -> float:
-        self._wait()
-        began = time.perf_counter()
-        advance(self.federation, self.method, self.engine, self.progress)
-        self._wait()
-        return time.perf_counter() - began
+        return timed(lambda: advance(self.federation, self.method, self.engine, self.progress), self.device)[0]
 
     def work(self) -> float:
         """Gradient evaluations of a batch, in all; a forward pass is a third of one."""
@@ -60,10 +55,6 @@ class Runner:
         )
         return meter.gradients * (1 + 4 / 3 * self.method.pseudo / mean_batch)
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -73,8 +64,8 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(VARIANTS))
     args = parser.parse_args()
     made = {n: methods.create(n.split()[0], **VARIANTS[n]) for n in args.methods.split(",")}
-    config = Config.read({"model": "lenet5", "alpha": 0.6, "device": args.device})
-    data = cifar_like()
+    workload = WORKLOADS["cifar10"]
+    config, data = workload.config(device=args.device), workload.data()
     settings = {
         r: prepare(dataclasses.replace(config, reserve=r), data=data) for r in {m.reserve for m in made.values()}
     }

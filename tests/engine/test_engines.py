@@ -8,6 +8,7 @@ from torch import nn
 from feddpc import methods
 from feddpc.engine.loop import Loop
 from feddpc.engine.stacked import Stacked
+from feddpc.engine.threads import Threads
 from feddpc.errors import BadInputError
 from feddpc.run import experiment
 from feddpc.run.config import Config
@@ -73,7 +74,7 @@ def test_auto_takes_the_faster_one(monkeypatch):
         engine, seconds = choose_engine("auto", setting, method)
         monkeypatch.undo()
         assert engine.name == expected
-        assert set(seconds) == {"loop", "stacked"}
+        assert set(seconds) == {"loop", "threads", "stacked"}
 
 
 class _Clock:
@@ -125,7 +126,7 @@ def test_the_compiler_hook_sees_every_step():
     assert set(calls) == {4}
 
 
-@pytest.mark.parametrize("engine", [Loop(), Stacked()], ids=["loop", "stacked"])
+@pytest.mark.parametrize("engine", [Loop(), Threads(), Stacked()], ids=["loop", "threads", "stacked"])
 def test_global_state_is_untouched(engine):
     np_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()

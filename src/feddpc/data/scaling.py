@@ -42,7 +42,7 @@ class Scaler:
         if self.terms is None:
             return x
         mean, deviation = self.terms
-        return (x - mean) / deviation
+        return (x - mean).div_(deviation)
 
 
 def make_scaler(name: str, data: Dataset) -> Scaler:

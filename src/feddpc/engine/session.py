@@ -283,7 +283,7 @@ class Session:
         if self.device.type != "cuda":
             return do
         graph = torch.cuda.CUDAGraph()
-        with no_collection(), torch.cuda.graph(graph, pool=self.pool):
+        with no_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             do()
         self.pool = self.pool or graph.pool()
         return graph.replay

@@ -62,10 +62,9 @@ class _Crew:
         for twin in self.twins:
             self.idle.put(twin)
         threads, together = torch.get_num_threads(), threading.Barrier(workers)
-        self.pool = ThreadPoolExecutor(workers, "feddpc", initializer=torch.set_num_threads, initargs=(1,))
+        self.pool = ThreadPoolExecutor(workers, "feddpc", initializer=_on_one_core)
         wait([self.pool.submit(together.wait) for _ in range(workers)])
-        # The number is kept by each thread, but new ones start with the one that was set last.
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads)  # what was set last is what new threads of others start with
 
     def each(self, work: Callable[[Task, int], R], order: list[int]) -> list[R]:
         """Do ``work`` in this order, and return what came of it in that of the clients."""
@@ -87,3 +86,8 @@ class _Crew:
             return work(twin, i)
         finally:
             self.idle.put(twin)
+
+
+def _on_one_core() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # a thread takes over the number that was set last when it first asks, and keeps it then

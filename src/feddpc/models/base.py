@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from feddpc.models.narrow import misfit, narrowed, reduced
+from feddpc.models.pooled import through
 
 
 class Sections(NamedTuple):
@@ -32,8 +33,7 @@ class BodyAndHead(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the last layer sees, ``[batch, head.in_features]``."""
-        out: Tensor = self.body(x)
-        return out
+        return through(self.body, x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, ``[batch, classes]``."""
@@ -48,13 +48,13 @@ class BodyAndHead(nn.Module):
 
     def trunk(self, x: Tensor) -> Tensor:
         """Return what enters the last stage."""
-        return _through(self.sections().before, x)
+        return through(self.sections().before, x)
 
     def last_stage(self, h: Tensor, width: float = 1.0) -> Tensor:
         """Return what leaves the last stage, or what its first ``width`` of the channels make of those of ``h``."""
         stage = self.sections().stage
         if width == 1:
-            return _through(stage, h)
+            return through(stage, h)
         h = h[:, : reduced(h.shape[1], width)]
         for layer in stage:
             h = narrowed(layer, h, width)
@@ -62,16 +62,10 @@ class BodyAndHead(nn.Module):
 
     def top(self, o: Tensor) -> Tensor:
         """Return the logits that follow from the last stage's output."""
-        out: Tensor = self.head(_through(self.sections().after, o))
+        out: Tensor = self.head(through(self.sections().after, o))
         return out
 
     def too_narrow(self, width: float) -> str | None:
         """Say why the last stage cannot run at ``width``, or return None."""
         inside = {id(m) for layer in self.sections().stage for m in layer.modules()}
         return misfit(((name, m) for name, m in self.named_modules() if id(m) in inside), width)
-
-
-def _through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x

@@ -112,7 +112,7 @@ def prepare(
                 f"model {config.model!r} with {config.model_options} cannot be built: {error}"
             ) from None
     models.check_supported(module)
-    _set_precision(config.precision)
+    set_precision(config.precision)
     shift = max(2, data.sample_shape[0] // 8) if config.augment else 0
     task = Classification(
         module,
@@ -147,7 +147,7 @@ def prepare(
     return Setting(config, data, partition, federation, task, task.initial(), reserve)
 
 
-def _set_precision(precision: str) -> None:
+def set_precision(precision: str) -> None:
     """Let matrix units round to 10 bits of mantissa only where asked to: by itself, torch does so in convolutions."""
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -249,7 +249,7 @@ def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition:
         changes["scaling"] = "half" if data.x_train.dtype == np.uint8 else "none"
     if config.augment and data.x_train.dtype != np.uint8:
         raise BadInputError(f"augment = true is for images, but {data.name} holds {data.x_train.dtype}: leave it out")
-    changes["device"] = _device(config.device)
+    changes["device"] = resolve_device(config.device)
     changes["participation_options"] = sampler.options(config.participation) | config.participation_options
     changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
     return dataclasses.replace(config, **changes)
@@ -286,7 +286,8 @@ def _image(data: Dataset) -> dict[str, int]:
     return {"classes": data.classes, "channels": shape[2], "size": shape[0]}
 
 
-def _device(name: str) -> str:
+def resolve_device(name: str) -> str:
+    """Return the device that ``name`` stands for, or say why it cannot be used."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

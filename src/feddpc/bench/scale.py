@@ -1,0 +1,127 @@
+"""What a round costs as cohort, population and model grow: a federation of any size with next to no local work."""
+
+from __future__ import annotations
+
+import statistics
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from feddpc import methods
+from feddpc.bench.clock import timed
+from feddpc.data.batches import Planner
+from feddpc.data.partition import Partition
+from feddpc.engine import sampler
+from feddpc.engine.placement import ON_DEVICE, Placement
+from feddpc.engine.rounds import Federation, Progress, advance
+from feddpc.quadratic import Quadratic
+from feddpc.run.experiment import ENGINES
+
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """One point of a scale law; clients make two local steps on quadratics of ``d`` dimensions."""
+
+    population: int = 100
+    cohort: int = 10
+    d: int = 1000
+    method: str = "feddpc"
+    engine: str = "loop"
+
+    def federation(self) -> Federation:
+        """Return clients that all hold one of two samples; with a state, they come one after the other."""
+        turns = self.method != "feddpc" and self.population % self.cohort == 0
+        return Federation(
+            task=Quadratic(torch.ones(2, self.d), torch.tensor([[0.0], [1.0]]).repeat(1, self.d)),
+            planner=Planner(
+                Partition.from_sizes(np.arange(self.population) % 2, np.ones(self.population, dtype=np.int64)),
+                1,
+                STEPS,
+                0,
+            ),
+            sampler=sampler.make(
+                "cyclic" if turns else "uniform",
+                population=self.population,
+                cohort=self.cohort,
+                seed=0,
+                **({"groups": self.population // self.cohort} if turns else {}),
+            ),
+            client_lr=0.1,
+            server_lr=0.1,
+        )
+
+    def start(self, placement: Placement = ON_DEVICE) -> Callable[[], object]:
+        """Return a function that makes the next round."""
+        federation, method, engine = self.federation(), methods.create(self.method), ENGINES[self.engine]()
+        progress = Progress.begin(method, torch.zeros(self.d), self.population, placement)
+        return lambda: advance(federation, method, engine, progress)
+
+
+def measure(size: Size, rounds: int, warm: int = 1, placement: Placement = ON_DEVICE) -> dict[str, Any]:
+    """Return the median time of a round and the most memory that warming up and rounds took beyond what was there."""
+    run = size.start(placement)
+    seconds: list[float] = []
+
+    def make_rounds() -> None:
+        for _ in range(warm):
+            run()
+        seconds.extend(timed(run)[0] for _ in range(rounds))
+
+    peak = peak_memory(make_rounds)
+    return {"seconds": statistics.median(seconds), "bytes": peak}
+
+
+def peak_memory(work: Callable[[], object]) -> int | None:
+    """Run ``work``; return the most memory that it took beyond what was resident, in bytes; None where not on Linux."""
+    before = _reset_peak()
+    work()
+    peak = _resident("VmHWM")
+    return None if peak is None or before is None else peak - before
+
+
+def python_memory(run: Callable[[], object]) -> int:
+    """Return the peak of what Python itself allocates during ``run``, in bytes."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts torch's operations and the numbers they give back, which no clock or other process disturbs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations += 1
+        self.numbers += out.numel() if isinstance(out, torch.Tensor) else 0
+        return out
+
+
+def _reset_peak() -> int | None:
+    """Forget the peak of this process's memory so far and return what is resident; None where Linux is not."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    return _resident("VmRSS")
+
+
+def _resident(field: str) -> int | None:
+    try:
+        return 1024 * int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0])
+    except (OSError, IndexError):
+        return None

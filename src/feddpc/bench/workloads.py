@@ -1,0 +1,58 @@
+"""The paper's three workloads with random bytes for images: the same shapes and sizes, so the same work."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddpc.data import Dataset
+from feddpc.run.config import Config
+
+
+@dataclass(frozen=True)
+class Workload:
+    """10 of 100 clients, batch 256, one epoch; labels as even as those of the data set it stands for."""
+
+    name: str
+    title: str
+    model: str
+    classes: int
+    size: int  #: pixels a side
+    train: int
+    test: int = 10_000
+    alpha: float = 0.6
+
+    def quick(self) -> Workload:
+        """Return a tenth of it, to see that everything works."""
+        return dataclasses.replace(
+            self, title=f"{self.title}, a tenth of it", train=self.train // 10, test=self.test // 10
+        )
+
+    def data(self) -> Dataset:
+        """Return random images, alike on every machine.
+
+        >>> WORKLOADS["cifar10"].quick().data()
+        Dataset('random bytes', 10 classes, sample 32x32x3 uint8, 5000 train, 1000 test)
+        """
+        rng = np.random.default_rng(0)
+        n = self.train + self.test
+        x = np.frombuffer(rng.bytes(n * self.size**2 * 3), np.uint8).reshape(n, self.size, self.size, 3)
+        y = np.arange(n) % self.classes
+        k = self.train
+        return Dataset.from_arrays(x[:k], y[:k], x[k:], y[k:], name="random bytes", classes=self.classes)
+
+    def config(self, **values: object) -> Config:
+        """Return the configuration of a run on it."""
+        return Config.read({"model": self.model, "alpha": self.alpha, "batch_size": 256, **values})
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("cifar10", "CIFAR-10's shapes, LeNet5", "lenet5", 10, 32, 50_000),
+        Workload("cifar100", "CIFAR-100's shapes, ResNet18", "resnet18", 100, 32, 50_000),
+        Workload("tiny", "Tiny ImageNet's shapes, ResNet18", "resnet18", 200, 64, 100_000),
+    )
+}

@@ -1,0 +1,150 @@
+"""What `feddpc bench` measures is the same work, and what cannot run is a line and no crash."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddpc import methods
+from feddpc.bench import machine, server, turns
+from feddpc.bench.eager import Eager
+from feddpc.bench.turns import Entrant
+from feddpc.bench.workloads import WORKLOADS, Workload
+from feddpc.engine.loop import Loop
+from feddpc.engine.rounds import Progress, advance
+from feddpc.run.config import Config
+from feddpc.run.experiment import prepare
+
+SMALL = Workload("small", "small images, cnn", "cnn", 10, 8, 2000, test=100)
+
+
+class Refusing(Loop):
+    name = "refusing"
+
+    def refuses(self, task):
+        return "it is Sunday"
+
+
+class Broken(Loop):
+    name = "broken"
+
+    def train(self, *args):
+        raise RuntimeError("no kernel\nfor this")
+
+
+def test_the_eager_loop_computes_what_fedavg_does():
+    # Every client fits into one batch, so the order of its samples does not matter.
+    config = Config(
+        model="cnn", clients=8, cohort=4, batch_size=256, partition="iid", device="cpu", model_options={"width": 4}
+    )
+    setting = prepare(config, data=dataclasses.replace(SMALL, train=400).data())
+    eager, method = Eager(setting), methods.create("fedavg")
+    progress = Progress.begin(method, setting.w0, 8)
+    for _ in range(3):
+        accuracy = eager()
+        record = advance(setting.federation, method, Loop(), progress)
+    assert record.test_accuracy == pytest.approx(accuracy, abs=0.011)
+    own = torch.cat([value.flatten() for value in eager.state.values()])
+    torch.testing.assert_close(progress.w, own, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+def test_the_eager_network_is_made_of_plain_layers(workload, monkeypatch):
+    small = dataclasses.replace(workload, train=2000, test=200)
+    setting = prepare(small.config(device="cpu", partition="iid"), data=small.data())
+    x = torch.randn(2, 3, workload.size, workload.size)
+    expected = setting.flat(setting.w0, x)
+    monkeypatch.setattr("feddpc.models.base.BodyAndHead.forward", None)
+    torch.testing.assert_close(Eager(setting).net(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_engines_that_cannot_run_are_lines(monkeypatch):
+    monkeypatch.setattr(turns, "ENGINES", {"broken": Broken, "loop": Loop, "refusing": Refusing})
+    found = turns.measure(SMALL, device="cpu", rounds=2)
+    rows = {r["way"]: r for r in found["rows"]}
+    assert rows["refusing"]["error"] == "it is Sunday"
+    assert rows["broken"]["error"] == "RuntimeError: no kernel"
+    assert found["compared_to"] == "loop, feddpc, float32"
+    loop = rows["loop"]
+    assert loop["turns"] == 2
+    assert loop["speed"] == loop["training_speed"] == 1
+    assert loop["round"] > 0 < loop["warm_up"]
+
+
+def test_every_precision_is_crossed_with_every_engine_when_asked(monkeypatch):
+    monkeypatch.setattr(turns, "ENGINES", {"loop": Loop})
+    found = turns.measure(SMALL, device="cpu", rounds=1, wanted=["float32", "float64"], against="eager")
+    assert [(r["way"], r["precision"]) for r in found["rows"]] == [
+        ("eager", "float32"),
+        ("loop", "float32"),
+        ("loop", "float64"),
+    ]
+    assert all(r["turns"] == 1 for r in found["rows"])
+
+
+def test_nothing_that_can_run_is_still_a_table(monkeypatch):
+    monkeypatch.setattr(turns, "ENGINES", {"broken": Broken})
+    (row,) = turns.measure(SMALL, device="cpu")["rows"]
+    assert "RuntimeError" in row["error"]
+
+
+def test_ratios_are_taken_turn_by_turn():
+    def entrant(whole, training):
+        return Entrant("x", "fedavg", "float32", lambda _: lambda: None, whole=whole, training=training)
+
+    base, own = entrant([2.0, 40.0, 4.0], [1.0, 10.0, 2.0]), entrant([1.0, 10.0], [0.5, 1.0])
+    row = own.row(base)
+    assert row["speed"] == 3.0  # the median of 2 and 4, though the second turn was slow for both
+    assert row["training_speed"] == 6.0
+    assert row["round"] == 5.5
+    assert row["evaluation"] == pytest.approx(4.75)
+    assert row["slowest"] == 10.0
+
+
+def test_turns_end_when_the_time_is_used_up(monkeypatch):
+    monkeypatch.setattr(turns, "LIMIT", 0.0)
+    made = [Entrant(n, "fedavg", "float32", lambda _: lambda: None) for n in "ab"]
+    for entrant in made:
+        entrant.warm()
+    turns._take_turns(made, None, lambda _: None)
+    assert [len(e.whole) for e in made] == [turns.LEAST] * 2
+    turns._take_turns(made, 5, lambda _: None)
+    assert [len(e.whole) for e in made] == [turns.LEAST + 5] * 2
+
+
+def test_precisions_are_those_of_the_configuration():
+    assert turns.precisions()[0] == Config.precision
+    for name in turns.precisions():
+        Config(precision=name)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+def test_workloads_have_the_papers_shapes(workload):
+    small = dataclasses.replace(workload, train=workload.classes, test=workload.classes)
+    data = small.data()
+    assert sorted(data.y_train) == list(range(workload.classes))
+    assert data.sample_shape == (workload.size, workload.size, 3)
+    config = workload.config()
+    assert (config.batch_size, config.cohort, config.clients, config.alpha) == (256, 10, 100, 0.6)
+
+
+def test_the_server_step_is_measured_against_two_reads():
+    rows = server.measure(5000, 4)
+    assert [r["way"] for r in rows] == ["FedAvg", "FedDPC"]
+    assert all(r["over"] > 0 and r["gigabytes_a_second"] > 0 for r in rows)
+
+
+def test_too_little_memory_for_the_server_step_is_a_line(monkeypatch):
+    def full(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(server, "ServerStep", full)
+    assert [r["error"] for r in server.measure()] == ["MemoryError: no room"] * 2
+
+
+def test_the_commit_is_none_without_git_or_checkout(tmp_path, monkeypatch):
+    assert machine.commit(tmp_path) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.commit(Path(__file__).parent) is None
+    assert machine.describe("cpu")["commit"] is None
