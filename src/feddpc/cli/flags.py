@@ -67,7 +67,7 @@ Threads = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option(
-        help="auto, loop, stacked; on a GPU also graph, streams, graph-compiled, streams-compiled. [default: auto]",
+        help="auto, loop, threads, stacked; on a GPU graph, streams, graph-compiled, streams-compiled. [default: auto]",
         rich_help_panel=TRAINING,
     ),
 ]
