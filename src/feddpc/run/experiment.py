@@ -195,7 +195,7 @@ def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, 
             continue  # it would take longer to compile than it could save
         try:
             seconds[engine.name] = _timed(engine, setting, method)
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             if not engine.captures_rounds:
                 raise
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
