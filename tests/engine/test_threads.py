@@ -12,9 +12,7 @@ from feddpc.engine.loop import Loop
 from feddpc.engine.threads import Threads
 from feddpc.run.config import Config
 from feddpc.run.experiment import choose_engine, prepare
-from support import DEVICE, VARIANTS, blobs, run_rounds, setting_for, small_setting, uneven
-
-pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="threads are for CPUs")
+from support import VARIANTS, blobs, run_rounds, setting_for, small_setting, uneven
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +26,7 @@ def one_thread():
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 def test_bit_identical_to_one_after_the_other(method):
-    setting = setting_for(method, precision="float32", augment=True)
+    setting = setting_for(method, device="cpu", precision="float32", augment=True)
     a, left = run_rounds(setting, method, Loop(), 3)
     b, right = run_rounds(setting, method, Threads(3), 3)
     assert torch.equal(a.w, b.w)
@@ -43,7 +41,7 @@ def test_bit_identical_to_one_after_the_other(method):
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_the_number_of_workers_does_not_matter(workers):
-    setting, method = small_setting(precision="float32"), methods.create("scaffold")
+    setting, method = small_setting(device="cpu", precision="float32"), methods.create("scaffold")
     a, b = (run_rounds(setting, method, engine, 4)[0].w for engine in (Loop(), Threads(workers)))
     assert torch.equal(a, b)
 
@@ -64,14 +62,14 @@ class Watched(methods.FedAvg):
 
 def test_two_clients_run_at_a_time_on_one_core_each():
     torch.set_num_threads(2)
-    run_rounds(small_setting(cohort=2), Watched(), Threads(2), 2)
+    run_rounds(small_setting(device="cpu", cohort=2), Watched(), Threads(2), 2)
     assert {threads for _, threads in Watched.seen} == {1}
     assert len(Watched.seen) == 2
 
 
 def test_the_threads_of_others_are_left_alone():
     torch.set_num_threads(2)
-    run_rounds(small_setting(), methods.create("fedavg"), Threads(), 1)
+    run_rounds(small_setting(device="cpu"), methods.create("fedavg"), Threads(), 1)
     found = [torch.get_num_threads()]
     other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
     other.start()
@@ -89,7 +87,7 @@ class Failing(methods.FedAvg):
 
 
 def test_a_failure_is_that_of_the_client_and_leaves_the_engine_usable():
-    setting, engine = small_setting(), Threads(2)
+    setting, engine = small_setting(device="cpu"), Threads(2)
     with pytest.raises(ValueError, match="a client fails"):
         run_rounds(setting, Failing(), engine, 1)
     a, b = (run_rounds(setting, methods.create("fedavg"), e, 2)[0].w for e in (Loop(), engine))
@@ -98,7 +96,7 @@ def test_a_failure_is_that_of_the_client_and_leaves_the_engine_usable():
 
 def test_one_engine_may_run_several_settings():
     engine, method = Threads(2), methods.create("fedavg")
-    for setting in (small_setting(), small_setting(lr=0.01), small_setting()):
+    for setting in (small_setting(device="cpu"), small_setting(device="cpu", lr=0.01), small_setting(device="cpu")):
         a, b = (run_rounds(setting, method, e, 2)[0].w for e in (Loop(), engine))
         assert torch.equal(a, b)
 
