@@ -141,3 +141,12 @@ def run_rounds(setting: Setting, method: Method, engine: Engine, rounds: int) ->
     """Run some rounds and return where they led."""
     progress = Progress.begin(method, setting.w0, setting.federation.population)
     return progress, [advance(setting.federation, method, engine, progress) for _ in range(rounds)]
+
+
+def same_memories(a: Progress, b: Progress) -> None:
+    """Assert that two runs remember the same clients, and the same of each."""
+    for mine, theirs in ((a.slots, b.slots), (a.clients, b.clients)):
+        (ids, table), (other_ids, other_table) = mine.export(), theirs.export()
+        assert ids.tolist() == other_ids.tolist()
+        for key, value in table.items():
+            torch.testing.assert_close(other_table[key], value, rtol=0, atol=1e-10)

@@ -14,7 +14,7 @@ from feddpc.engine.rounds import Progress, advance
 from feddpc.errors import BadInputError
 from feddpc.run.experiment import choose_engine
 from feddpc.run.runner import execute
-from support import DEVICE, VARIANTS, run_rounds, setting_for, small_setting
+from support import DEVICE, VARIANTS, run_rounds, same_memories, setting_for, small_setting
 
 HARD = {"weighting": "samples", "dropout": 0.3, "augment": True, "lr_decay": 0.9}
 PLAIN = [name for name in VARIANTS if " " not in name]
@@ -33,11 +33,7 @@ def compare_with_loop(method, engine, how, rounds=6):
         assert one.test_loss == pytest.approx(other.test_loss, abs=1e-9)
         assert one.test_accuracy == other.test_accuracy
         assert one.notes == pytest.approx(other.notes, abs=1e-8)
-    for mine, theirs in ((a.slots, b.slots), (a.clients, b.clients)):
-        (ids, table), (other_ids, other_table) = mine.export(), theirs.export()
-        assert ids.tolist() == other_ids.tolist()
-        for key, value in table.items():
-            torch.testing.assert_close(other_table[key], value, rtol=0, atol=1e-10)
+    same_memories(a, b)
     assert a.meter == b.meter
     assert engine.void == 0
 

@@ -11,7 +11,7 @@ from feddpc.engine.memory import Memory
 from feddpc.engine.rounds import Progress, advance
 from feddpc.engine.stacked import Stacked
 from feddpc.run.config import write_toml
-from support import VARIANTS, run_rounds, setting_for
+from support import VARIANTS, run_rounds, same_memories, setting_for
 
 #: Rounds until a method's model first moves, where that is not the first.
 SLOW_STARTERS = {"fedamd sequential": 2, "mifa wait": 6}
@@ -34,11 +34,7 @@ def test_engines_agree(method, engine, how):
         assert (one.participants, one.dropped, one.rejected) == (other.participants, other.dropped, other.rejected)
         assert one.train_loss == pytest.approx(other.train_loss, abs=1e-10, nan_ok=True)
         assert one.notes == pytest.approx(other.notes, abs=1e-8)
-    for mine, theirs in ((a.slots, b.slots), (a.clients, b.clients)):
-        (ids, table), (other_ids, other_table) = mine.export(), theirs.export()
-        assert ids.tolist() == other_ids.tolist()
-        for key, value in table.items():
-            torch.testing.assert_close(other_table[key], value, rtol=0, atol=1e-10)
+    same_memories(a, b)
 
 
 @ALL

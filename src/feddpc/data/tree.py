@@ -135,7 +135,6 @@ def _damage_as_error(path: Path) -> Iterator[None]:
         zlib.error,
         EOFError,
         OSError,
-        NotImplementedError,
         RuntimeError,
     ) as error:
         raise DataError(f"{path} is damaged, truncated or not an archive ({error}): get it again") from error
