@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.methods.base import State
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Mail:
+    """Arrays of one type that go to the device in one copy a round.
+
+    The host writes into one of two buffers in turn, because the copy of the other may still be under way.
+    """
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> None:
+        self.shapes, pinned = shapes, device.type == "cuda"
+        size = sum(math.prod(shape) for shape in shapes.values())
+        self._there = torch.zeros(size, dtype=dtype, device=device)
+        self._here = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
+        self.there = self._parts(self._there)
+
+    def _parts(self, whole: Tensor) -> dict[str, Tensor]:
+        pieces = torch.split(whole, [math.prod(shape) for shape in self.shapes.values()])
+        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
+
+    def open(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays to write into."""
+        self._here.reverse()
+        return {name: part.numpy() for name, part in self._parts(self._here[0]).items()}
+
+    def send(self) -> None:
+        """Copy what was written to the device, without waiting."""
+        self._there.copy_(self._here[0], non_blocking=True)
 
 
 @dataclass
@@ -17,7 +50,7 @@ class Inputs:
     """What changes from round to round, at places that stay."""
 
     index: Tensor  # [K, m, B]
-    mask: Tensor  # [K, m, B]
+    count: Tensor  # [K, m]
     draws: Tensor | None  # [K, m, B, 3]
     clients: Tensor
     weights: Tensor
@@ -47,6 +80,15 @@ def row_classes(m: int, *, every: bool) -> list[int]:
     ([10, 5], [3, 2, 1])
     """
     return list(range(m, 0, -1)) if every else list(dict.fromkeys([m, -(-m // 2)]))
+
+
+def width_classes(width: int, *, parts: int) -> list[int]:
+    """Return the numbers of samples for which a client's step is captured, the whole batch first.
+
+    >>> width_classes(256, parts=4), width_classes(3, parts=4)
+    ([256, 192, 128, 64], [3, 2, 1])
+    """
+    return list(dict.fromkeys(-(-width * p // parts) for p in range(parts, 0, -1)))
 
 
 def kept(buffers: State, values: State) -> State:

@@ -75,6 +75,10 @@ class Federation:
             return plan
         return self.planner.plan(round, ids)
 
+    def weights(self, sizes: Ints) -> NDArray[np.float64]:
+        """Return the weights of a cohort's clients with ``sizes`` samples; they add up to one."""
+        return sizes / sizes.sum() if self.weighting == "samples" else np.full(len(sizes), 1 / len(sizes))
+
     def shares(self, sizes: Ints) -> Tensor | None:
         """Return the shares that clients with ``sizes`` samples have in a mean over all, None for 1/N each."""
         if self.weighting == "uniform":
@@ -268,13 +272,12 @@ def _cohort(federation: Federation, method: Method, progress: Progress, t: int, 
     client_lr, server_lr = federation.rates(t)
     device = progress.w.device
     plan = federation.plan(t, ids)
-    weights = plan.sizes / plan.sizes.sum() if federation.weighting == "samples" else np.full(len(ids), 1 / len(ids))
     shares = federation.shares(plan.sizes)
     cohort = Cohort(
         round=t,
         clients=placed(ids, device),
         population=federation.population,
-        weights=placed(weights, device),
+        weights=placed(federation.weights(plan.sizes), device),
         shares=None if shares is None else shares.to(device),
         steps=placed(plan.steps.astype(np.float64), device),
         client_lr=client_lr,

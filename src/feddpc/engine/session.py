@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +15,10 @@ from torch.func import vmap
 
 from feddpc.data.batches import Plan
 from feddpc.engine.base import Done, placed
-from feddpc.engine.buffers import Inputs, kept, no_collection, row_classes
+from feddpc.engine.buffers import Inputs, Mail, kept, no_collection
+from feddpc.engine.compiling import Compiled
 from feddpc.engine.meter import numbers
+from feddpc.engine.training import Lanes, Stack, Training
 from feddpc.methods.base import Cohort, Local, Method, State
 from feddpc.task import Rows
 
@@ -42,112 +43,96 @@ class Session:
         streams: bool,
         compiles: bool,
     ) -> None:
-        self.federation, self.method, self.streams = federation, method, streams
+        self.federation, self.method = federation, method
         self.graphs = 0  #: captured so far
         self.task = federation.task.transformable(stacked=not streams)
         w = progress.w
         self.device, m = w.device, len(cohort.clients)
         self.w, self.server = w.clone(), {k: v.clone() for k, v in progress.server.items()}
-        planner = federation.planner
-        most = int(planner.steps(planner.partition.sizes).max())
-        width = min(planner.batch_size, int(planner.partition.sizes.max()))
         self.decays = federation.lr_decay != 1
-        self.inputs = self._buffers(most, m, width, cohort, progress, probed)
+        self.inputs = self._buffers(cohort, progress, probed)
         self.kit = federation.kit
-        self.k = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.down: State = {}
         self.y, self.total = torch.empty(0), torch.zeros(m, dtype=w.dtype, device=self.device)
-        self.up: State = {}
         self.new_own: State = {}
         self.new_slots: State = {}
         self.note_names: list[str] = []
         self.report = torch.zeros(0)
-        self._one = torch.compile(self._vectorised(), dynamic=False) if compiles else self._vectorised()
         score = getattr(federation.task, "score", None) if federation.evaluate is not None else None
-        self._score = torch.compile(score, dynamic=False) if compiles and score else score
-        self.sizes = row_classes(m, every=streams or not compiles)
-        self.lanes: list[Any] = []
-        if streams and w.is_cuda:
-            self.lanes = [torch.cuda.Stream() for _ in range(m)]  # type: ignore[no-untyped-call]
+        self._score = Compiled(score) if compiles and score else score
+        self.training: Training = (Lanes if streams else Stack)(self, compiles=compiles)
         self.pool: Any = None
         was = replace(federation.task.tally)
         self._warm()
-        self._start = self._captured(self._do_start)
-        self._steps = {n: self._captured(partial(self._do_step, n)) for n in self.sizes}
-        self._end = self._captured(self._do_end)
+        self._start = self.captured(self._do_start)
+        self.training.capture()
+        self._end = self.captured(self._do_end)
         federation.task.tally.gradients, federation.task.tally.passes = was.gradients, was.passes
 
     # Buffers.
 
-    def _buffers(self, most: int, m: int, width: int, cohort: Cohort, progress: Progress, probed: State) -> Inputs:
-        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        shift = self.federation.planner.shift
+    def _buffers(self, cohort: Cohort, progress: Progress, probed: State) -> Inputs:
+        planner, m = self.federation.planner, len(cohort.clients)
+        most = int(planner.steps(planner.partition.sizes).max())
+        width = min(planner.batch_size, int(planner.partition.sizes.max()))
+        ints = {"index": (most, m, width), "count": (most, m), "clients": (m,)}
+        self.ints = Mail(ints, torch.int64, self.device)
+        floats = {"weights": (m,), "shares": (m,), "counts": (m,), "rates": (2,)}
+        self.floats = Mail(floats, torch.float64, self.device)
+        shape = (most, m, width, 3)
+        self.draws = Mail({"draws": shape}, torch.int16, self.device) if planner.shift else None
         own = {**progress.clients.read(np.zeros(m, np.int64)), **probed}
+        there = self.ints.there | self.floats.there
+        there["weights"].copy_(cohort.weights)
+        there["clients"].copy_(cohort.clients)
+        there["count"].fill_(width)
+        there["rates"].copy_(torch.tensor([cohort.client_lr, cohort.server_lr], dtype=torch.float64))
+        if cohort.shares is not None:
+            there["shares"].copy_(cohort.shares)
+        else:
+            del there["shares"]
         return Inputs(
-            index=empty(most, m, width, dtype=torch.int64),
-            mask=empty(most, m, width, dtype=torch.bool),
-            draws=empty(most, m, width, 3, dtype=torch.int16) if shift else None,
-            clients=cohort.clients.clone(),
-            weights=cohort.weights.clone(),
-            shares=None if cohort.shares is None else cohort.shares.clone(),
-            counts=cohort.steps.clone(),
-            steps=empty(m, dtype=self.w.dtype),
-            rates=torch.tensor([cohort.client_lr, cohort.server_lr], dtype=torch.float64, device=self.device),
+            draws=self.draws.there["draws"] if self.draws else None,
+            shares=there.pop("shares", None),
+            steps=torch.zeros(m, dtype=self.w.dtype, device=self.device),
             own={k: v.clone() for k, v in own.items()},
             slots={k: v.clone() for k, v in cohort.slots.items()},
+            **there,
         )
 
     def _load(self, progress: Progress, probed: State, plan: Plan, cohort: Cohort) -> NDArray[np.int64]:
-        """Copy a round's plan and memories into the buffers, clients with many steps first; return that order."""
+        """Send a round's plan and memories to the buffers, clients with many steps first; return that order."""
         order = np.argsort(-plan.steps, kind="stable")
-        i, K, B = self.inputs, int(plan.steps.max()), plan.index.shape[2]
-        self._put(i.index[:K, :, :B], plan.index[order, :K].swapaxes(0, 1))
-        mask = np.arange(B) < plan.count[order, :K, None].swapaxes(0, 1)
-        self._put(i.mask[:K, :, :B], mask)
-        if i.mask.shape[2] > B:
-            i.mask[:K, :, B:] = False
-        if i.draws is not None and plan.draws is not None:
-            self._put(i.draws[:K, :, :B], plan.draws[order, :K].swapaxes(0, 1))
-        self._put(i.clients, plan.clients[order])
-        self._put(i.counts, plan.steps[order].astype(np.float64))
-        self._put(i.steps, plan.steps[order].astype(np.float64))
+        K, B = int(plan.steps.max()), plan.index.shape[2]
+        ints, floats = self.ints.open(), self.floats.open()
+        ints["index"][:K, :, :B] = plan.index[order, :K].swapaxes(0, 1)
+        ints["count"][:K] = plan.count[order, :K].swapaxes(0, 1)
+        ints["clients"][:] = plan.clients[order]
+        floats["counts"][:] = plan.steps[order]
+        floats["weights"][:] = self.federation.weights(plan.sizes)[order]
+        shares = self.federation.shares(plan.sizes)
+        if shares is not None:
+            floats["shares"][:] = shares.numpy()[order]
+        floats["rates"][:] = cohort.client_lr, cohort.server_lr
+        self.ints.send()
+        self.floats.send()
+        if self.draws and plan.draws is not None:
+            self.draws.open()["draws"][:K, :, :B] = plan.draws[order, :K].swapaxes(0, 1)
+            self.draws.send()
+        i = self.inputs
+        if not (i.own or i.slots):
+            return order
         there = placed(order, self.device)
-        torch.index_select(cohort.weights, 0, there, out=i.weights)
-        if i.shares is not None and cohort.shares is not None:
-            torch.index_select(cohort.shares, 0, there, out=i.shares)
-        if self.decays:
-            self._put(i.rates, np.array([cohort.client_lr, cohort.server_lr]))
-        if i.own:
-            state = {**progress.clients.read(plan.clients[order]), **{k: v[there] for k, v in probed.items()}}
-            for key, value in state.items():
-                i.own[key].copy_(value)
+        state = progress.clients.read(plan.clients[order]) | {k: v[there] for k, v in probed.items()}
+        for key, value in state.items():
+            i.own[key].copy_(value)
         for key, value in cohort.slots.items():
             i.slots[key].copy_(value[there])
         return order
 
-    def _put(self, place: Tensor, values: NDArray[Any]) -> None:
-        """Copy from the host without waiting."""
-        place.copy_(placed(values, self.device), non_blocking=True)
-
     # What the graphs do.
 
-    def _vectorised(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        method, task = self.method, self.task
-
-        def one(
-            y: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, live: Tensor, *rows: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            new, loss = method.step(task, y, task.fetch(Rows(*rows)), Local(w, down, own, lr, steps))
-            return torch.where(live, new, y), torch.where(live, loss, 0.0)
-
-        if self.streams:
-            return one
-        rows = 3 if self.federation.planner.shift else 2
-        return vmap(one, in_dims=(0, None, None, 0, None, 0, 0, *(0 for _ in range(rows))))
-
-    def _rate(self, i: int) -> Any:
+    def rate(self, i: int) -> Any:
         """The rate as a number where it is constant, else as a tensor that the graph reads."""
         if self.decays:
             return self.inputs.rates[i]
@@ -161,8 +146,8 @@ class Session:
             population=self.federation.population,
             weights=i.weights,
             steps=i.counts,
-            client_lr=self._rate(0),
-            server_lr=self._rate(1),
+            client_lr=self.rate(0),
+            server_lr=self.rate(1),
             slots=i.slots,
             shares=i.shares,
         )
@@ -174,48 +159,16 @@ class Session:
         i = self.inputs
 
         def start(own: State, steps: Tensor) -> Tensor:
-            return self.method.start(Local(self.w, self.down | self.kit, own, self._rate(0), steps))
+            return self.method.start(Local(self.w, self.down | self.kit, own, self.rate(0), steps))
 
+        i.steps.copy_(i.counts)
         y = vmap(start)(i.own, i.steps)
         self.y = kept({"y": self.y}, {"y": y})["y"]
         self.total.zero_()
-        self.k.zero_()
-
-    def _do_step(self, n: int) -> None:
-        i = self.inputs
-        rows = [t.index_select(0, self.k)[0, :n] for t in (i.index, i.mask, i.draws) if t is not None]
-        live = i.steps[:n] > self.k
-        own = {k: v[:n] for k, v in i.own.items()}
-        down, lr = self.down | self.kit, self._rate(0)
-        if self.streams:
-            self._on_lanes(n, own, down, lr, live, rows)
-        else:
-            new, loss = self._one(self.y[:n], self.w, down, own, lr, i.steps[:n], live, *rows)
-            self.y[:n].copy_(new)
-            self.total[:n] += loss
-        self.k += 1
-
-    def _on_lanes(self, n: int, own: State, down: State, lr: Any, live: Tensor, rows: list[Tensor]) -> None:
-        main = torch.cuda.current_stream() if self.lanes else None
-        for j in range(n):
-            args = (self.w, down, {k: v[j] for k, v in own.items()}, lr, self.inputs.steps[j], live[j])
-            if main is None:
-                self._set(j, *self._one(self.y[j], *args, *(r[j] for r in rows)))
-                continue
-            lane = self.lanes[j]
-            lane.wait_stream(main)
-            with torch.cuda.stream(lane):
-                self._set(j, *self._one(self.y[j], *args, *(r[j] for r in rows)))
-        if main is not None:
-            for j in range(n):
-                main.wait_stream(self.lanes[j])
-
-    def _set(self, j: int, new: Tensor, loss: Tensor) -> None:
-        self.y[j].copy_(new)
-        self.total[j] += loss
+        self.training.restart()
 
     def _do_end(self) -> None:
-        i, lr = self.inputs, self._rate(0)
+        i, lr = self.inputs, self.rate(0)
 
         def finish(y: Tensor, own: State, steps: Tensor) -> tuple[State, State]:
             return self.method.finish(y, Local(self.w, self.down | self.kit, own, lr, steps))
@@ -250,9 +203,7 @@ class Session:
         before = self.w.clone(), {k: v.clone() for k, v in self.server.items()}
         self._do_start()
         self._count()
-        for n in self.sizes:
-            self.k.zero_()
-            self._do_step(n)
+        self.training.warm()
         self._do_end()
         self.w.copy_(before[0])
         for key, value in before[1].items():
@@ -262,8 +213,9 @@ class Session:
         """Find out what one local step costs: what is compiled or replayed cannot be counted as it happens."""
         tally, i = self.federation.task.tally, self.inputs
         was = replace(tally)
-        rows = [t[0, 0] for t in (i.index, i.mask, i.draws) if t is not None]
-        here = Local(self.w, self.down | self.kit, {k: v[0] for k, v in i.own.items()}, self._rate(0), i.steps[0])
+        full = torch.ones_like(i.index[0, 0], dtype=torch.bool)
+        rows = [i.index[0, 0], full] if i.draws is None else [i.index[0, 0], full, i.draws[0, 0]]
+        here = Local(self.w, self.down | self.kit, {k: v[0] for k, v in i.own.items()}, self.rate(0), i.steps[0])
         self.method.step(self.task, self.y[0], self.task.fetch(Rows(*rows)), here)
         self.gradients, self.passes = tally.gradients - was.gradients, tally.passes - was.passes
 
@@ -278,14 +230,17 @@ class Session:
         event.synchronize()
         return here.tolist()
 
-    def _captured(self, do: Callable[[], None]) -> Callable[[], None]:
+    def captured(self, do: Callable[[], None], stream: Any = None, pool: Any = None) -> Callable[[], None]:
+        """Return ``do`` as a graph; graphs that may run at the same time must not share a pool of memory."""
         self.graphs += 1
         if self.device.type != "cuda":
             return do
         graph = torch.cuda.CUDAGraph()
-        with no_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        mine = pool or self.pool
+        with no_collection(), torch.cuda.graph(graph, pool=mine, stream=stream, capture_error_mode="thread_local"):
             do()
-        self.pool = self.pool or graph.pool()
+        if pool is None:
+            self.pool = graph.pool()
         return graph.replay
 
     def replay(self, progress: Progress, probed: State, plan: Plan, cohort: Cohort) -> Done | None:
@@ -298,9 +253,7 @@ class Session:
         was = replace(tally)
         order = self._load(progress, probed, plan, cohort)
         self._start()
-        for k in range(int(plan.steps.max())):
-            live = int((plan.steps > k).sum())
-            self._steps[min(n for n in self.sizes if n >= live)]()
+        self.training.replay(plan, order)
         self._end()
         self.federation.look_ahead(progress.round + 2)  # the next round, while this one is computed
         good, loss, correct, test_loss, *notes = self._read()
@@ -310,7 +263,8 @@ class Session:
                 progress.w, progress.server = self.w.clone(), {k: v.clone() for k, v in self.server.items()}
             return None
         progress.w, progress.server = self.w, dict(self.server)
-        back = placed(np.argsort(order), self.device)
+        if self.new_own or self.new_slots:
+            back = placed(np.argsort(order), self.device)
         size = len(self.federation.task.y_test) if self._score else 1  # type: ignore[attr-defined]
         scored = (correct / size, test_loss / size) if self._score else (math.nan, 0.0)
         return Done(

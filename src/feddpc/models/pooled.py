@@ -3,7 +3,8 @@
 Kernels for CPUs compute sixteen channels at a time, so a convolution to six wastes most of what they do, and so does
 the gradient of one from six; max-pooling of few channels runs one number at a time. Here two neighbouring rows become
 channels of one convolution with stride two, whose kernel is the given one at two places; pooling is then the larger of
-two columns and of two channels. On a GPU, and for wide layers, everything is left as it is.
+two columns and of two channels. For GPUs there are kernels in
+:mod:`feddpc.models.blocks`. Wide layers are left as they are.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddpc.models import blocks
+
 #: Up to so many channels, two rows of them fit into what the kernels compute at a time.
 FEW = 8
 
 
 def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Apply ``layers`` one after the other; on a CPU, Conv2d, ReLU and 2x2 pooling together.
+    """Apply ``layers`` one after the other; Conv2d of few channels, ReLU and 2x2 pooling together.
 
     >>> layers = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2))
     >>> x = torch.linspace(-1, 1, 192).view(1, 3, 8, 8)
@@ -29,7 +32,10 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     """
     left = list(layers)
     while left:
-        if x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and _plain(left[:3]):
+        if x.device.type == "cuda" and blocks.compiler() and _plain(left[:3]) and blocks.fits(left[0], x):
+            x = left[1](blocks.pooled(left[0], x))
+            left = left[3:]
+        elif x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and _plain(left[:3]):
             conv, relu, pool = left[:3]
             assert isinstance(conv, nn.Conv2d)
             # The largest of rectified numbers is the largest number, rectified: a quarter of the work.

@@ -1,0 +1,168 @@
+"""Local training from graphs: all clients of a stack at once, or every client on a stream of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from feddpc.data.batches import Plan
+from feddpc.engine.buffers import row_classes, width_classes
+from feddpc.engine.compiling import Compiled
+from feddpc.methods.base import Local, State
+from feddpc.task import Rows
+
+if TYPE_CHECKING:
+    from feddpc.engine.session import Session
+
+
+class Training(ABC):
+    """The local steps of a session: how they are captured, and which graphs make a round."""
+
+    def __init__(self, session: Session, *, compiles: bool) -> None:
+        self.session, self.compiles = session, compiles
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Go back to the first step; captured with what sets the clients off."""
+
+    @abstractmethod
+    def warm(self) -> None:
+        """Run everything that will be captured once, so that compilers and allocators are done."""
+
+    @abstractmethod
+    def capture(self) -> None:
+        """Capture it."""
+
+    @abstractmethod
+    def replay(self, plan: Plan, order: NDArray[np.int64]) -> None:
+        """Make all steps of a round, clients in the given order."""
+
+    def _rows(self, k: Tensor) -> list[Tensor]:
+        """Return what :class:`Rows` wants of the step that ``k`` counts."""
+        i = self.session.inputs
+        index, count = (t.index_select(0, k)[0] for t in (i.index, i.count))
+        mask = torch.arange(index.shape[-1], device=index.device) < count[..., None]
+        return [index, mask] if i.draws is None else [index, mask, i.draws.index_select(0, k)[0]]
+
+
+class Stack(Training):
+    """All clients that still train, as one stack; a mask keeps the finished ones among them as they are."""
+
+    def __init__(self, session: Session, *, compiles: bool) -> None:
+        super().__init__(session, compiles=compiles)
+        method, task, extra = session.method, session.task, session.inputs.draws is not None
+
+        def one(
+            y: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, live: Tensor, *rows: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            new, loss = method.step(task, y, task.fetch(Rows(*rows)), Local(w, down, own, lr, steps))
+            return torch.where(live, new, y), torch.where(live, loss, 0.0)
+
+        every = vmap(one, in_dims=(0, None, None, 0, None, 0, 0, *(0 for _ in range(2 + extra))))
+        self._step = Compiled(every) if compiles else every
+        self.sizes = row_classes(len(session.inputs.steps), every=not compiles)
+        self.k = torch.zeros(1, dtype=torch.int64, device=session.device)
+
+    def restart(self) -> None:
+        """Count steps from zero."""
+        self.k.zero_()
+
+    def warm(self) -> None:
+        """Make a step for every number of clients."""
+        for n in self.sizes:
+            self.restart()
+            self._do(n)
+
+    def capture(self) -> None:
+        """Capture a step for every number of clients."""
+        self._graphs = {n: self.session.captured(partial(self._do, n)) for n in self.sizes}
+
+    def replay(self, plan: Plan, order: NDArray[np.int64]) -> None:
+        """Make one step after the other, with the least stack that holds those who still train."""
+        for k in range(int(plan.steps.max())):
+            live = int((plan.steps > k).sum())
+            self._graphs[min(n for n in self.sizes if n >= live)]()
+
+    def _do(self, n: int) -> None:
+        session, i = self.session, self.session.inputs
+        own = {k: v[:n] for k, v in i.own.items()}
+        rows = [t[:n] for t in self._rows(self.k)]
+        live = i.steps[:n] > self.k
+        here = session.w, session.down | session.kit, own, session.rate(0), i.steps[:n]
+        new, loss = self._step(session.y[:n], *here, live, *rows)
+        session.y[:n].copy_(new)
+        session.total[:n] += loss
+        self.k += 1
+
+
+class Lanes(Training):
+    """Every client on a stream of its own, at its own pace, with as many samples as its batch has or few more."""
+
+    def __init__(self, session: Session, *, compiles: bool) -> None:
+        super().__init__(session, compiles=compiles)
+        method, task = session.method, session.task
+
+        def one(
+            y: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, *rows: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            return method.step(task, y, task.fetch(Rows(*rows)), Local(w, down, own, lr, steps))
+
+        self._step = Compiled(one) if compiles else one
+        _, m, width = session.inputs.index.shape
+        self.widths = width_classes(width, parts=2 if compiles else 4)
+        self.k = torch.zeros(m, dtype=torch.int64, device=session.device)
+        self.streams: list[Any] = [None] * m
+        if session.device.type == "cuda":
+            self.streams = [torch.cuda.Stream(session.device) for _ in range(m)]
+
+    def restart(self) -> None:
+        """Count steps from zero."""
+        self.k.zero_()
+
+    def warm(self) -> None:
+        """Make a step for every number of samples."""
+        for width in self.widths:
+            self.restart()
+            self._do(0, width)
+
+    def capture(self) -> None:
+        """Capture a step of every client for every number of samples; what a client needs for it is its own."""
+        self._graphs = []
+        for j, stream in enumerate(self.streams):
+            pool = None if stream is None else torch.cuda.graph_pool_handle()
+            do = [partial(self._do, j, width) for width in self.widths]
+            self._graphs.append([self.session.captured(step, stream, pool) for step in do])
+
+    def replay(self, plan: Plan, order: NDArray[np.int64]) -> None:
+        """Let all clients go, and wait for them on the device."""
+        counts, steps = plan.count[order], plan.steps[order]
+        main = torch.cuda.current_stream() if self.session.device.type == "cuda" else None
+        for stream in self.streams if main else ():
+            stream.wait_stream(main)
+        for k in range(int(steps.max())):
+            for j in np.flatnonzero(steps > k):
+                fit = max(i for i, width in enumerate(self.widths) if width >= counts[j, k])
+                if main is None:
+                    self._graphs[j][fit]()
+                    continue
+                with torch.cuda.stream(self.streams[j]):
+                    self._graphs[j][fit]()
+        for stream in self.streams if main else ():
+            main.wait_stream(stream)
+
+    def _do(self, j: int, width: int) -> None:
+        session, i, k = self.session, self.session.inputs, self.k[j : j + 1]
+        own = {key: v[j] for key, v in i.own.items()}
+        rows = [t[j, :width] for t in self._rows(k)]
+        here = session.w, session.down | session.kit, own, session.rate(0), i.steps[j]
+        new, loss = self._step(session.y[j], *here, *rows)
+        session.y[j].copy_(new)
+        session.total[j] += loss
+        k += 1
