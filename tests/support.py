@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -13,6 +14,7 @@ from feddpc import methods
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engine.base import Engine
+from feddpc.engine.loop import Loop
 from feddpc.engine.rounds import Progress, Record, advance
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.models.base import BodyAndHead
@@ -150,3 +152,26 @@ def same_memories(a: Progress, b: Progress) -> None:
         assert ids.tolist() == other_ids.tolist()
         for key, value in table.items():
             torch.testing.assert_close(other_table[key], value, rtol=0, atol=1e-10)
+
+
+#: Everything that makes a round more than the plain one.
+HARD = {"weighting": "samples", "dropout": 0.3, "augment": True, "lr_decay": 0.9}
+
+
+def compare_with_loop(method, engine, how, rounds=6):
+    """Run a method through ``engine`` and the reference, and compare all that there is."""
+    setting = setting_for(method, **how)
+    a, left = run_rounds(setting, method, Loop(), rounds)
+    b, right = run_rounds(setting, method, engine, rounds)
+    torch.testing.assert_close(b.w, a.w, rtol=0, atol=1e-10)
+    for key, value in a.server.items():
+        torch.testing.assert_close(b.server[key], value, rtol=0, atol=1e-10)
+    for one, other in zip(left, right, strict=True):
+        assert (one.participants, one.dropped, one.rejected) == (other.participants, other.dropped, other.rejected)
+        assert one.train_loss == pytest.approx(other.train_loss, abs=1e-10, nan_ok=True)
+        assert one.test_loss == pytest.approx(other.test_loss, abs=1e-9)
+        assert one.test_accuracy == other.test_accuracy
+        assert one.notes == pytest.approx(other.notes, abs=1e-8)
+    same_memories(a, b)
+    assert a.meter == b.meter
+    assert engine.void == 0

@@ -142,8 +142,11 @@ class Task(ABC):
         twin.tally = Tally()
         return twin
 
-    def transformable(self, *, stacked: bool = True) -> Self:
-        """Return this task with gradients that work under ``vmap`` and compilers; ``stacked`` for the former."""
+    def transformable(self, *, stacked: bool = True, together: bool = False) -> Self:
+        """Return this task with gradients that work under ``vmap`` and compilers; ``stacked`` for the former.
+
+        With ``together``, images and kernels of convolutions have the channels of a pixel together.
+        """
         twin = copy.copy(self)
         twin.differentiate = by_transform
         return twin
@@ -258,10 +261,12 @@ class Classification(Task):
     def _laid_out(self, x: Tensor) -> Tensor:
         return x if self.image_layout is None else x.contiguous(memory_format=self.image_layout)
 
-    def transformable(self, *, stacked: bool = True) -> Self:
+    def transformable(self, *, stacked: bool = True, together: bool = False) -> Self:
         """Return this task for function transforms; ``vmap`` stacks clients and has no layout of channels."""
         twin = super().transformable()
         twin.image_layout = torch.channels_last if self.x.ndim == 4 and not stacked else None
+        twin.flat = copy.copy(self.flat)
+        twin.flat.together = together and not stacked
         return twin
 
     def loss(self, y: Tensor, batch: Batch) -> Tensor:

@@ -14,28 +14,9 @@ from feddpc.engine.rounds import Progress, advance
 from feddpc.errors import BadInputError
 from feddpc.run.experiment import choose_engine
 from feddpc.run.runner import execute
-from support import DEVICE, VARIANTS, run_rounds, same_memories, setting_for, small_setting
+from support import DEVICE, HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, small_setting
 
-HARD = {"weighting": "samples", "dropout": 0.3, "augment": True, "lr_decay": 0.9}
 PLAIN = [name for name in VARIANTS if " " not in name]
-
-
-def compare_with_loop(method, engine, how, rounds=6):
-    setting = setting_for(method, **how)
-    a, left = run_rounds(setting, method, Loop(), rounds)
-    b, right = run_rounds(setting, method, engine, rounds)
-    torch.testing.assert_close(b.w, a.w, rtol=0, atol=1e-10)
-    for key, value in a.server.items():
-        torch.testing.assert_close(b.server[key], value, rtol=0, atol=1e-10)
-    for one, other in zip(left, right, strict=True):
-        assert (one.participants, one.dropped, one.rejected) == (other.participants, other.dropped, other.rejected)
-        assert one.train_loss == pytest.approx(other.train_loss, abs=1e-10, nan_ok=True)
-        assert one.test_loss == pytest.approx(other.test_loss, abs=1e-9)
-        assert one.test_accuracy == other.test_accuracy
-        assert one.notes == pytest.approx(other.notes, abs=1e-8)
-    same_memories(a, b)
-    assert a.meter == b.meter
-    assert engine.void == 0
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -204,3 +204,19 @@ def test_models_learn_something():
             nn.functional.cross_entropy(model(x), y).backward()
             optimiser.step()
         assert (model(x).argmax(1) == y).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (1, 2), (3, 3), (2, 1)])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), (1, 1, 0), (3, 1, 2), (2, 2, 0)])
+def test_a_kernel_that_lies_on_a_map_once_is_a_product(shape, kernel, stride, padding):
+    from feddpc.models.resnet import Convolution
+
+    if any(n + 2 * padding < kernel for n in shape):
+        return
+    layer = Convolution(3, 4, kernel, stride, padding).double()
+    x = torch.randn(5, 3, *shape, dtype=torch.float64, requires_grad=True)
+    own, plain = layer(x), torch.nn.Conv2d.forward(layer, x)
+    torch.testing.assert_close(own, plain, rtol=0, atol=1e-14)
+    wanted = [x, *layer.parameters()]
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), wanted) for y in (own, plain)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)

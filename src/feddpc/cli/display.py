@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,10 @@ class Display:
             self.console.print(
                 f"{self.label}: {summary['status']}, {summary['reason']}", style="yellow", highlight=False
             )
+
+    def another(self) -> Display:
+        """Return a display for a run beside this one; both share the terminal."""
+        return copy.copy(self)
 
     def _left(self, done: int, now: float) -> str:
         made = done - (self.first or done) + 1

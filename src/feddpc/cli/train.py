@@ -119,6 +119,12 @@ def compare(
     out: flags.Out = None,
     resume: flags.Resume = False,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Runs at a time on a GPU, which small models leave idle.", rich_help_panel=flags.TRAINING
+        ),
+    ] = 1,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
@@ -152,6 +158,7 @@ def compare(
             resume=resume,
             listener=display,
             stop=stop,
+            at_once=at_once,
             checkpoint_seconds=checkpoint_seconds,
         )
     _present(outcomes, out, quiet, as_json)

@@ -13,6 +13,7 @@ screens clients one by one.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,6 +30,8 @@ from feddpc.task import Task
 if TYPE_CHECKING:
     from feddpc.engine.rounds import Federation, Progress
 
+#: Runs in other threads go on meanwhile, but only one at a time is captured or compiled.
+CAPTURING = threading.Lock()
 #: Cohort sizes that are captured; a round with yet another one is run by the fallback.
 MOST_SIZES = 4
 
@@ -80,9 +83,10 @@ class Captured(Engine):
             if m in self._too_large:
                 return None
             try:
-                session = self._sessions[m] = Session(
-                    federation, method, progress, probed, cohort, streams=self.streams, compiles=self.compiles
-                )
+                with CAPTURING:
+                    session = self._sessions[m] = Session(
+                        federation, method, progress, probed, cohort, streams=self.streams, compiles=self.compiles
+                    )
             except torch.OutOfMemoryError:
                 self._too_large.add(m)
                 warnings.warn(f"no device memory to capture rounds of {m} clients: going on without", stacklevel=2)

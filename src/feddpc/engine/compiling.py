@@ -1,4 +1,8 @@
-"""Compiling what a graph is captured from."""
+"""Compiling what a graph is captured from.
+
+GroupNorm is taken apart here, because torch's own puts the channels of its result apart: every convolution behind it
+would then be surrounded by changes of the layout.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,57 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 BACKEND = "inductor"
 #: Convolutions on matrix units want the channels of a pixel together.
 OPTIONS = {"force_layout_optimization": True}
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, size: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise over groups of channels, in the layout of ``x``; return mean and inverse deviation too."""
+    parts, dims = _grouped(x, groups)
+    variance, mean = torch.var_mean(parts, dims, correction=0, keepdim=True)
+    inverse = (variance + eps).rsqrt()
+    out = ((parts - mean) * inverse).view(x.shape)
+    out = out if weight is None else out * _by_channel(weight, x)
+    out = out if bias is None else out + _by_channel(bias, x)
+    return out, mean.view(n, groups), inverse.view(n, groups)
+
+
+def group_norm_backward(
+    dy: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    weight: Tensor | None,
+    n: int,
+    c: int,
+    size: int,
+    groups: int,
+    wanted: list[bool],
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, weight and bias, as far as they are wanted."""
+    parts, dims = _grouped(x, groups)
+    mean, inverse = (t.view(n, groups, *(1 for _ in dims)) for t in (mean, inverse))
+    normal = (parts - mean) * inverse
+    slope, _ = _grouped(dy if weight is None else dy * _by_channel(weight, x), groups)
+    dx = (slope - slope.mean(dims, keepdim=True) - normal * (slope * normal).mean(dims, keepdim=True)) * inverse
+    rest = [0, *range(2, x.ndim)]
+    by_weight = (dy * normal.view(x.shape)).sum(rest) if wanted[1] else None
+    return dx.view(x.shape) if wanted[0] else None, by_weight, dy.sum(rest) if wanted[2] else None
+
+
+def _grouped(x: Tensor, groups: int) -> tuple[Tensor, list[int]]:
+    """Return ``x`` as ``[n, groups, channels / groups, ...]``, and the dimensions of one group."""
+    return x.reshape(x.shape[0], groups, -1, *x.shape[2:]), list(range(2, x.ndim + 1))
+
+
+def _by_channel(weight: Tensor, x: Tensor) -> Tensor:
+    return weight.view(-1, *(1 for _ in x.shape[2:]))
+
+
+APART = {
+    torch.ops.aten.native_group_norm.default: group_norm,
+    torch.ops.aten.native_group_norm_backward.default: group_norm_backward,
+}
 
 
 class Compiled:
@@ -47,6 +102,6 @@ class Compiled:
             shape.append(out_spec)
             return out
 
-        traced = make_fx(flat)(*tensors)
+        traced = make_fx(flat, decomposition_table=APART)(*tensors)
         options = OPTIONS if BACKEND == "inductor" else None
         return torch.compile(traced, dynamic=False, backend=BACKEND, options=options), shape[0]

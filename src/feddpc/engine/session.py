@@ -45,7 +45,7 @@ class Session:
     ) -> None:
         self.federation, self.method = federation, method
         self.graphs = 0  #: captured so far
-        self.task = federation.task.transformable(stacked=not streams)
+        self.task = federation.task.transformable(stacked=not streams, together=compiles)
         w = progress.w
         self.device, m = w.device, len(cohort.clients)
         self.w, self.server = w.clone(), {k: v.clone() for k, v in progress.server.items()}
@@ -58,7 +58,8 @@ class Session:
         self.new_slots: State = {}
         self.note_names: list[str] = []
         self.report = torch.zeros(0)
-        score = getattr(federation.task, "score", None) if federation.evaluate is not None else None
+        judge = federation.task.transformable(stacked=False, together=True) if compiles else federation.task
+        score = getattr(judge, "score", None) if federation.evaluate is not None else None
         self._score = Compiled(score) if compiles and score else score
         self.training: Training = (Lanes if streams else Stack)(self, compiles=compiles)
         self.pool: Any = None

@@ -66,7 +66,13 @@ class Stack(Training):
             return torch.where(live, new, y), torch.where(live, loss, 0.0)
 
         every = vmap(one, in_dims=(0, None, None, 0, None, 0, 0, *(0 for _ in range(2 + extra))))
-        self._step = Compiled(every) if compiles else every
+
+        def step(y: Tensor, total: Tensor, *args: Any) -> None:
+            new, loss = every(y, *args)
+            y.copy_(new)
+            total.add_(loss)
+
+        self._step = Compiled(step) if compiles else step
         self.sizes = row_classes(len(session.inputs.steps), every=not compiles)
         self.k = torch.zeros(1, dtype=torch.int64, device=session.device)
 
@@ -96,9 +102,7 @@ class Stack(Training):
         rows = [t[:n] for t in self._rows(self.k)]
         live = i.steps[:n] > self.k
         here = session.w, session.down | session.kit, own, session.rate(0), i.steps[:n]
-        new, loss = self._step(session.y[:n], *here, live, *rows)
-        session.y[:n].copy_(new)
-        session.total[:n] += loss
+        self._step(session.y[:n], session.total[:n], *here, live, *rows)
         self.k += 1
 
 
@@ -109,12 +113,14 @@ class Lanes(Training):
         super().__init__(session, compiles=compiles)
         method, task = session.method, session.task
 
-        def one(
-            y: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, *rows: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            return method.step(task, y, task.fetch(Rows(*rows)), Local(w, down, own, lr, steps))
+        def step(
+            y: Tensor, total: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, *rows: Tensor
+        ) -> None:
+            new, loss = method.step(task, y, task.fetch(Rows(*rows)), Local(w, down, own, lr, steps))
+            y.copy_(new)
+            total.add_(loss)
 
-        self._step = Compiled(one) if compiles else one
+        self._step = Compiled(step) if compiles else step
         _, m, width = session.inputs.index.shape
         self.widths = width_classes(width, parts=2 if compiles else 4)
         self.k = torch.zeros(m, dtype=torch.int64, device=session.device)
@@ -162,7 +168,5 @@ class Lanes(Training):
         own = {key: v[j] for key, v in i.own.items()}
         rows = [t[j, :width] for t in self._rows(k)]
         here = session.w, session.down | session.kit, own, session.rate(0), i.steps[j]
-        new, loss = self._step(session.y[j], *here, *rows)
-        session.y[j].copy_(new)
-        session.total[j] += loss
+        self._step(session.y[j], session.total[j], *here, *rows)
         k += 1

@@ -30,6 +30,7 @@ class Flat:
         self.sizes = [p.numel() for _, p in trainable]
         self.d = sum(self.sizes)
         self._whole = _Whole(module)
+        self.together = False  #: whether kernels of convolutions get the channels of a pixel together
 
     def vector(self) -> Tensor:
         """Return the module's present parameters as a new vector."""
@@ -38,7 +39,10 @@ class Flat:
 
     def parameters(self, w: Tensor) -> dict[str, Tensor]:
         """Return views of ``w`` by parameter name (``split``: the backward of slices would zero-fill every leaf)."""
-        return {n: p.view(s) for n, p, s in zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)}
+        views = {n: p.view(s) for n, p, s in zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)}
+        if not self.together:
+            return views
+        return {n: p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p for n, p in views.items()}
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
         """Return a state_dict for ``module.load_state_dict``: copies, on the CPU, frozen parameters included."""

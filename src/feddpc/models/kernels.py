@@ -19,11 +19,12 @@ from feddpc.models.blocks import pooled_shape
 
 #: Sums over all places of a batch are cut into so many, to keep all of a GPU busy.
 SHARES = 32
+FLOAT32 = "ieee"
 #: How much one program computes: places, and terms of a sum at a time.
 FIT = {
-    "product": {"PLACES": 64, "DEEP": 32, "num_warps": 4},
-    "by matrix": {"PLACES": 32, "DEEP": 64, "num_warps": 4},
-    "by image": {"PLACES": 64, "DEEP": 32, "num_warps": 4},
+    "product": {"PLACES": 128, "DEEP": 32, "num_warps": 4},
+    "by matrix": {"PLACES": 32, "DEEP": 128, "num_warps": 4},
+    "by image": {"PLACES": 128, "DEEP": 32, "num_warps": 4},
 }
 
 
@@ -67,7 +68,7 @@ def pooled_by_image(
 
 
 def _constants(outputs: int, high: int, wide: int) -> tuple[str | int, ...]:
-    rounding = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    rounding = "tf32" if torch.backends.cuda.matmul.allow_tf32 else FLOAT32
     return rounding, outputs, high + 1, wide + 1
 
 
@@ -76,12 +77,12 @@ def _power(n: int) -> int:
     return max(4, 1 << (n - 1).bit_length())
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit
 def _pooled(
     x, BY_NET, BY_IMAGE, BY_CHANNEL: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, matrix, y, chosen, N,
     C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROUNDING: tl.constexpr, O: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, PLACES: tl.constexpr,
     DEEP: tl.constexpr, OUT: tl.constexpr,
-):  # fmt: skip  # type: ignore[no-untyped-def]
+):  # fmt: skip
     """``y[g, n, o, r, c]`` is the largest of four numbers, ``chosen`` which one it was; ``OUT`` >= ``O`` is a power of 2."""
     g = tl.program_id(1).to(tl.int64)
     size: tl.constexpr = ROWS * COLUMNS
@@ -115,12 +116,12 @@ def _pooled(
     tl.store(chosen + to, which.to(tl.uint8), mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit
 def _by_matrix(
     x, BY_NET, BY_IMAGE, BY_CHANNEL: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, dy, chosen, parts, N,
     C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARE: tl.constexpr, ROUNDING: tl.constexpr, O: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     PLACES: tl.constexpr, DEEP: tl.constexpr, OUT: tl.constexpr,
-):  # fmt: skip  # type: ignore[no-untyped-def]
+):  # fmt: skip
     """``parts[g, s, k, :]``: the gradient of the matrix summed over the ``s``-th ``SHARE`` of all places."""
     s, g = tl.program_id(0), tl.program_id(2).to(tl.int64)
     size: tl.constexpr = ROWS * COLUMNS
@@ -146,12 +147,12 @@ def _by_matrix(
     tl.store(parts + to, total, mask=(k < window)[:, None] & (o < O)[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit
 def _by_image(
     matrix, dy, chosen, dx, N, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ROUNDING: tl.constexpr, O: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, PLACES: tl.constexpr,
     DEEP: tl.constexpr, OUT: tl.constexpr,
-):  # fmt: skip  # type: ignore[no-untyped-def]
+):  # fmt: skip
     """``dx``, a block of 2x2 pixels and all channels at a time: the windows that hold a block start at few places."""
     g = tl.program_id(1).to(tl.int64)
     size: tl.constexpr = ROWS * COLUMNS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc.errors import BadInputError, unknown
@@ -62,6 +64,25 @@ class ResNet18(BodyAndHead):
         return Sections([self.stem, *blocks[:-2]], blocks[-2:], [_Average()])
 
 
+class Convolution(nn.Conv2d):
+    """A convolution; where the map is so small that the kernel lies on it once, a product with what it meets there.
+
+    >>> x, layer = torch.ones(1, 2, 1, 1), Convolution(2, 3, 3, padding=1)
+    >>> torch.allclose(layer(x), nn.Conv2d.forward(layer, x))
+    True
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the maps."""
+        assert not isinstance(self.padding, str)
+        sides = list(zip(x.shape[-2:], self.padding, self.kernel_size, self.stride, strict=True))
+        if self.groups != 1 or any((n + 2 * p - k) // s for n, p, k, s in sides):
+            return super().forward(x)
+        (down, right), (high, wide) = self.padding, (min(n, k - p) for n, p, k, _ in sides)
+        met = self.weight[:, :, down : down + high, right : right + wide]
+        return F.linear(x[:, :, :high, :wide].flatten(1), met.flatten(1), self.bias)[..., None, None]
+
+
 class _Block(nn.Module):
     """relu(x + two 3x3 convolutions of x); where the width grows, the map halves and a 1x1 convolution fits x to it."""
 
@@ -69,16 +90,16 @@ class _Block(nn.Module):
         super().__init__()
         stride = 1 if before == width else 2
         self.body = nn.Sequential(
-            nn.Conv2d(before, width, 3, stride, 1, bias=False),
+            Convolution(before, width, 3, stride, 1, bias=False),
             nn.GroupNorm(groups, width),
             nn.ReLU(),
-            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            Convolution(width, width, 3, 1, 1, bias=False),
             nn.GroupNorm(groups, width),
         )
         self.shortcut = (
             nn.Identity()
             if stride == 1
-            else nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.GroupNorm(groups, width))
+            else nn.Sequential(Convolution(before, width, 1, stride, bias=False), nn.GroupNorm(groups, width))
         )
 
     def forward(self, x: Tensor) -> Tensor:

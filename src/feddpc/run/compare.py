@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,8 +16,10 @@ import torch
 from feddpc import methods
 from feddpc.errors import BadInputError, RunFolderError, unknown
 from feddpc.run.config import MAY_CHANGE, PARTS, Config
+from feddpc.options import whole
 from feddpc.run.experiment import Setting, make_method, prepare
 from feddpc.run.files import explained, replace_text
+from feddpc.run.pack import together, twin
 from feddpc.run.record import is_blank, is_run, load_config
 from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
 from feddpc.run.specialise import with_reserve
@@ -35,6 +39,9 @@ class Listener(Protocol):
 
     def end(self, summary: dict[str, Any]) -> None:
         """A run has ended."""
+
+    def another(self) -> Listener:
+        """Return a listener for a run beside this one."""
 
 
 @dataclass
@@ -126,12 +133,15 @@ def compare(
     listener: Listener | None = None,
     stop: Stop | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    at_once: int = 1,
 ) -> list[Outcome]:
-    """Run every method with every seed, one after the other, into sub-folders of ``out``.
+    """Run every method with every seed into sub-folders of ``out``, ``at_once`` of them at a time.
 
     A run that diverges is kept as it is and the others go on; a wish to stop ends the comparison after the round.
+    The first run is alone in any case: it finds out which engine is fastest, and all others use that.
     """
     stop = stop or Stop()
+    whole("at_once", at_once, 1)
     if not names or not seeds:
         raise BadInputError("a comparison needs at least one method and one seed")
     for what, values in (("methods", names), ("seeds", seeds)):
@@ -143,36 +153,57 @@ def compare(
     if len(set(folders)) < len(folders):
         raise BadInputError(f"methods = {', '.join(names)}: two of them have the same name")
     _claim(out, Plan(list(names), list(seeds), wishes), resume)
-    outcomes: list[Outcome] = []
-    setting: Setting | None = None
-    engine_name: str | None = None
-    for config in configs:
-        folder = out / run_name(config.method, config.seed)
-        if resume and is_run(folder):
-            stored = load_config(folder)
-            config = Config.read(stored.asdict() | {k: wishes.values[k] for k in MAY_CHANGE if k in wishes.values})
-            engine_name = engine_name or stored.engine
-        if setting is None or setting.config.seed != config.seed:
-            setting = prepare(dataclasses.replace(config, hyper={}))
-        setting = dataclasses.replace(setting, config=_filled(setting.config, config))
+    first, *rest = configs
+    lock = threading.Lock()
+
+    @lru_cache(maxsize=at_once)
+    def shared(seed: int) -> Setting:
+        return prepare(dataclasses.replace(wanted[seed], hyper={}))
+
+    wanted = {config.seed: config for config in reversed([_stored(c, out, wishes, resume) for c in configs])}
+    known = [load_config(out / run_name(c.method, c.seed)).engine for c in configs if resume and is_run(_at(out, c))]
+
+    def run(config: Config, engine: str | None, listener: Listener | None) -> Outcome | None:
+        if stop.wanted:
+            return None
+        config = _stored(config, out, wishes, resume)
+        with lock:
+            setting = shared(config.seed)
+            setting = dataclasses.replace(setting, config=_filled(setting.config, config))
+            setting = twin(setting) if at_once > 1 else setting
         if listener:
             listener.begin(config)
         outcome = execute(
             setting,
-            engine=engine_name,
-            out=folder,
+            engine=engine,
+            out=_at(out, config),
             resume=resume,
             on_round=listener.round if listener else None,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
         )
-        engine_name = outcome.config.engine  # one engine for all, so that seconds a round can be compared
         if listener:
             listener.end(outcome.summary)
-        outcomes.append(outcome)
-        if stop.wanted:
-            break
-    return outcomes
+        return outcome
+
+    one = run(first, known[0] if known else None, listener)
+    # One engine for all, so that seconds a round can be compared.
+    engine = one.config.engine if one else None
+    apart = listener if at_once == 1 else None
+    jobs = [partial(run, c, engine, apart or (listener and listener.another())) for c in rest]
+    return [outcome for outcome in (one, *together(jobs, at_once)) if outcome]
+
+
+def _at(out: Path, config: Config) -> Path:
+    return out / run_name(config.method, config.seed)
+
+
+def _stored(config: Config, out: Path, wishes: Wishes, resume: bool) -> Config:
+    """Return the configuration that a run to be continued was made with, with what may change."""
+    if not (resume and is_run(_at(out, config))):
+        return config
+    stored = load_config(_at(out, config))
+    return Config.read(stored.asdict() | {k: wishes.values[k] for k in MAY_CHANGE if k in wishes.values})
 
 
 def _checked(config: Config) -> Config:

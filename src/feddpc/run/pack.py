@@ -1,0 +1,55 @@
+"""Several runs at once on one GPU: a small model leaves most of it idle.
+
+Every run has a thread and a stream of its own, and shares nothing but the data with the others, so its numbers are
+those that it has alone. While one thread waits for its round, another prepares the next one of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from typing import TypeVar
+
+import torch
+
+from feddpc.run.experiment import Setting
+
+T = TypeVar("T")
+
+
+def twin(setting: Setting) -> Setting:
+    """Return ``setting`` for another thread: with a network of its own, and the same data."""
+    task = setting.task.twin()
+    evaluate = task.evaluate if setting.federation.evaluate else None
+    federation = dataclasses.replace(setting.federation, task=task, evaluate=evaluate)
+    return dataclasses.replace(setting, task=task, federation=federation)
+
+
+def together(jobs: Sequence[Callable[[], T]], at_once: int) -> list[T]:
+    """Run ``jobs``, at most ``at_once`` of them at a time, and return what they return, in order.
+
+    When one fails, those that run are finished, the others are not begun, and its error is raised.
+
+    >>> together([lambda: 1, lambda: 2, lambda: 3], at_once=2)
+    [1, 2, 3]
+    """
+    if at_once == 1:
+        return [job() for job in jobs]
+    with ThreadPoolExecutor(at_once) as pool:
+        running = [pool.submit(_on_own_stream, job) for job in jobs]
+        wait(running, return_when=FIRST_EXCEPTION)
+        for job in running:
+            if job.done() and not job.cancelled() and job.exception():
+                pool.shutdown(wait=False, cancel_futures=True)
+        failed = next((e for e in (j.exception() for j in running if not j.cancelled()) if e), None)
+        if failed:
+            raise failed
+        return [job.result() for job in running]
+
+
+def _on_own_stream(job: Callable[[], T]) -> T:
+    cuda = torch.cuda.is_available()
+    with torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext():  # type: ignore[no-untyped-call]
+        return job()

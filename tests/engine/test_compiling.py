@@ -1,0 +1,83 @@
+"""What is compiled: the same numbers, for every method, and operations that keep the layout of their input."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.func import grad
+
+from feddpc.engine import compiling
+from feddpc.engine.captured import Compiled as CompiledStack
+from feddpc.engine.captured import CompiledStreams
+from feddpc.models.flat import Flat
+from feddpc.models.resnet import ResNet18
+from support import HARD, VARIANTS, compare_with_loop
+
+LAYOUTS = pytest.mark.parametrize(
+    "layout", [torch.contiguous_format, torch.channels_last], ids=["apart", "together"]
+)
+
+
+@pytest.mark.parametrize("name", ["feddpc", "moon", "scaffold"])
+@pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
+def test_a_traced_round_is_the_loops(name, engine, monkeypatch):
+    """On a CPU with a compiler that changes nothing; on a GPU with the real one."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(compiling, "BACKEND", "eager")
+    compare_with_loop(VARIANTS[name], engine(anywhere=True), HARD, rounds=3)
+
+
+def test_new_shapes_are_compiled_once_each(monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    calls = []
+
+    def function(state, factor):
+        calls.append(state["x"].shape)
+        return {"y": state["x"] * factor, "n": 1}
+
+    compiled = compiling.Compiled(function)
+    for size in (2, 3, 2, 3):
+        out = compiled({"x": torch.ones(size)}, 2.0)
+        assert torch.equal(out["y"], torch.full((size,), 2.0))
+    assert len(calls) == 2
+
+
+def test_what_is_written_into_an_argument_is_there(monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    y = torch.zeros(4)
+    compiling.Compiled(lambda y, x: y[:2].copy_(x))(y, torch.ones(2))
+    assert y.tolist() == [1, 1, 0, 0]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_taken_apart(layout, affine):
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(4, 6, 5, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    weight, bias = (torch.randn(6, generator=generator, dtype=torch.float64) if affine else None for _ in range(2))
+    sizes = (4, 6, 15, 2)
+    whole = torch.ops.aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
+    laid = [t.contiguous(memory_format=layout) for t in (x, dy)]
+    apart = compiling.group_norm(laid[0], weight, bias, *sizes, 1e-5)
+    for a, b in zip(apart, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    assert apart[0].stride() == laid[0].stride()
+    wanted = [True, affine, affine]
+    whole = torch.ops.aten.native_group_norm_backward(dy, x, *whole[1:], weight, *sizes, wanted)
+    apart = compiling.group_norm_backward(laid[1], laid[0], *apart[1:], weight, *sizes, wanted)
+    for a, b in zip(apart, whole, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert apart[0].stride() == laid[0].stride()
+
+
+def test_no_convolution_of_a_resnet_changes_the_layout():
+    """Every input of every convolution, forward and backward, has the channels of a pixel together."""
+    flat = Flat(ResNet18(10, size=32))
+    flat.together = True
+    x = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    traced = make_fx(grad(lambda w: flat(w, x).square().sum()), decomposition_table=compiling.APART)(flat.vector())
+    used = [node for node in traced.graph.nodes if "convolution" in str(node.target)]
+    assert len(used) > 20
+    for node in used:
+        tensors = [a.meta["val"] for a in node.args[:3] if hasattr(a, "meta") and a.meta["val"].ndim == 4]
+        assert all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
