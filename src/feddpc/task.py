@@ -21,6 +21,7 @@ from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
 
 Objective = Callable[[Tensor], Tensor]
+Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @contextmanager
@@ -287,16 +288,22 @@ class Classification(Task):
         correct, loss = self.score(w, batch_size)
         return correct.item() / len(self.y_test), loss.item() / len(self.y_test)
 
+    def judged(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how many of these test samples ``w`` gets right and the sum of their losses."""
+        logits = self._logits(w, x if self.test_scaled else self._laid_out(self.scaler(x)))
+        return (logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum").double()
+
     @torch.no_grad()
-    def score(self, w: Tensor, batch_size: int = 500) -> tuple[Tensor, Tensor]:
-        """Return how many test samples ``w`` gets right and the sum of their losses, still on the device."""
+    def score(self, w: Tensor, batch_size: int = 500, judge: Judge | None = None) -> tuple[Tensor, Tensor]:
+        """Return the same for the whole test set, still on the device; ``judge`` may be ``judged``, compiled."""
         self.module.eval()
+        judge = judge or self.judged
         correct = torch.zeros((), dtype=torch.int64, device=w.device)
         loss = torch.zeros((), dtype=torch.float64, device=w.device)
         for x, y in zip(torch.split(self.x_test, batch_size), torch.split(self.y_test, batch_size), strict=True):
-            logits = self._logits(w, x if self.test_scaled else self._laid_out(self.scaler(x)))
-            correct += (logits.argmax(1) == y).sum()
-            loss += F.cross_entropy(logits, y, reduction="sum").double()
+            right, cost = judge(w, x, y)
+            correct += right
+            loss += cost
         self.module.train()
         return correct, loss
 

@@ -12,9 +12,7 @@ from feddpc.models.flat import Flat
 from feddpc.models.resnet import ResNet18
 from support import HARD, VARIANTS, compare_with_loop
 
-LAYOUTS = pytest.mark.parametrize(
-    "layout", [torch.contiguous_format, torch.channels_last], ids=["apart", "together"]
-)
+LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["apart", "together"])
 
 
 @pytest.mark.parametrize("name", ["feddpc", "moon", "scaffold"])

@@ -206,8 +206,18 @@ def test_models_learn_something():
         assert (model(x).argmax(1) == y).float().mean() > 0.95
 
 
+KERNELS = [(3, 1, 1), (3, 2, 1), (1, 2, 0), (1, 1, 0), (3, 1, 2), (2, 2, 0)]
+
+
+def same_maps(layer, own, plain, x):
+    torch.testing.assert_close(own, plain, rtol=0, atol=1e-13)
+    wanted = [x, *layer.parameters()]
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), wanted) for y in (own, plain)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (1, 2), (3, 3), (2, 1)])
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), (1, 1, 0), (3, 1, 2), (2, 2, 0)])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), KERNELS)
 def test_a_kernel_that_lies_on_a_map_once_is_a_product(shape, kernel, stride, padding):
     from feddpc.models.resnet import Convolution
 
@@ -215,8 +225,24 @@ def test_a_kernel_that_lies_on_a_map_once_is_a_product(shape, kernel, stride, pa
         return
     layer = Convolution(3, 4, kernel, stride, padding).double()
     x = torch.randn(5, 3, *shape, dtype=torch.float64, requires_grad=True)
-    own, plain = layer(x), torch.nn.Conv2d.forward(layer, x)
-    torch.testing.assert_close(own, plain, rtol=0, atol=1e-14)
-    wanted = [x, *layer.parameters()]
-    for a, b in zip(*(torch.autograd.grad(y.square().sum(), wanted) for y in (own, plain)), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    same_maps(layer, layer(x), torch.nn.Conv2d.forward(layer, x), x)
+
+
+@pytest.mark.parametrize(("kernel", "size"), [(7, (8, 6)), (3, (4, 4)), (7, (2, 2)), ((3, 7), (6, 8))])
+def test_a_convolution_that_halves_is_one_of_blocks(kernel, size):
+    from feddpc.models.resnet import Halving
+
+    padding = tuple(k // 2 for k in kernel) if isinstance(kernel, tuple) else kernel // 2
+    layer = Halving(3, 4, kernel, 2, padding).double()
+    x = torch.randn(5, 3, *size, dtype=torch.float64, requires_grad=True)
+    assert layer.fits(x)
+    same_maps(layer, layer.by_blocks(x), torch.nn.Conv2d.forward(layer, x), x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"), [((3, 4, 7, 2, 3), 9), ((3, 4, 5, 2, 2), 8), ((3, 4, 7, 1, 3), 8), ((5, 4, 7, 2, 3), 8)]
+)
+def test_other_convolutions_are_not_made_of_blocks(arguments, size):
+    from feddpc.models.resnet import Halving
+
+    assert not Halving(*arguments).fits(torch.zeros(1, arguments[0], size, size))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,15 +64,39 @@ class Inputs:
     slots: State
 
 
+#: Only one run at a time is captured or compiled; those in other threads go on meanwhile.
+CAPTURING = threading.Lock()
+
+
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Keep the garbage collector out: an old graph that it frees would break the capture of a new one."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+def capturing() -> Iterator[None]:
+    """Keep others out, the garbage collector too: an old graph that it frees would break the capture of a new one."""
+    with CAPTURING:
+        gc.collect()
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()
+
+
+@cache
+def capture_stream(device: torch.device) -> Any:
+    """Return the stream on which everything is captured; being of another priority, no run can be given it by chance."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def graph_of(do: Callable[[], None], device: torch.device, pool: Any = None) -> Any:
+    """Capture what ``do`` does; graphs that may run at the same time must not share a ``pool`` of memory."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(capture_stream(device)):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            do()
+        finally:
+            graph.capture_end()
+    return graph
 
 
 def row_classes(m: int, *, every: bool) -> list[int]:

@@ -13,7 +13,6 @@ screens clients one by one.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from feddpc.data.batches import Plan
 from feddpc.engine.base import Done, Engine, Trained
+from feddpc.engine.buffers import capturing
 from feddpc.engine.session import Session
 from feddpc.engine.stacked import Stacked
 from feddpc.methods.base import Cohort, Method, State
@@ -30,8 +30,6 @@ from feddpc.task import Task
 if TYPE_CHECKING:
     from feddpc.engine.rounds import Federation, Progress
 
-#: Runs in other threads go on meanwhile, but only one at a time is captured or compiled.
-CAPTURING = threading.Lock()
 #: Cohort sizes that are captured; a round with yet another one is run by the fallback.
 MOST_SIZES = 4
 
@@ -83,7 +81,7 @@ class Captured(Engine):
             if m in self._too_large:
                 return None
             try:
-                with CAPTURING:
+                with capturing():
                     session = self._sessions[m] = Session(
                         federation, method, progress, probed, cohort, streams=self.streams, compiles=self.compiles
                     )

@@ -144,7 +144,7 @@ class Lanes(Training):
         for j, stream in enumerate(self.streams):
             pool = None if stream is None else torch.cuda.graph_pool_handle()
             do = [partial(self._do, j, width) for width in self.widths]
-            self._graphs.append([self.session.captured(step, stream, pool) for step in do])
+            self._graphs.append([self.session.captured(step, pool) for step in do])
 
     def replay(self, plan: Plan, order: NDArray[np.int64]) -> None:
         """Let all clients go, and wait for them on the device."""

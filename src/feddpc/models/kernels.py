@@ -19,7 +19,8 @@ from feddpc.models.blocks import pooled_shape
 
 #: Sums over all places of a batch are cut into so many, to keep all of a GPU busy.
 SHARES = 32
-FLOAT32 = "ieee"
+#: Float32 on matrix units as three products of rounded parts: measured, no less exact than one in float32, and faster.
+FLOAT32 = "tf32x3"
 #: How much one program computes: places, and terms of a sum at a time.
 FIT = {
     "product": {"PLACES": 128, "DEEP": 32, "num_warps": 4},
@@ -36,7 +37,9 @@ def pooled_product(x: Tensor, matrix: Tensor, high: int, wide: int) -> tuple[Ten
     g, n, outputs, rows, columns = y.shape
     fit = FIT["product"] | {"OUT": _power(outputs)}
     grid = (-(-n * rows * columns // fit["PLACES"]), g)
-    _pooled[grid](x, *x.stride(), matrix, y, chosen, *x.shape[1:3], rows, columns, *_constants(outputs, high, wide), **fit)
+    _pooled[grid](
+        x, *x.stride(), matrix, y, chosen, *x.shape[1:3], rows, columns, *_constants(outputs, high, wide), **fit
+    )
     return y, chosen
 
 

@@ -37,7 +37,7 @@ class ResNet18(BodyAndHead):
         if stem not in ("7x7", "3x3"):
             raise unknown("stem of resnet18", str(stem), ("7x7", "3x3"))
         first = (
-            [nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.GroupNorm(groups, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+            [Halving(channels, 64, 7, 2, 3, bias=False), nn.GroupNorm(groups, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
             if stem == "7x7"
             else [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
         )
@@ -81,6 +81,40 @@ class Convolution(nn.Conv2d):
         (down, right), (high, wide) = self.padding, (min(n, k - p) for n, p, k, _ in sides)
         met = self.weight[:, :, down : down + high, right : right + wide]
         return F.linear(x[:, :, :high, :wide].flatten(1), met.flatten(1), self.bias)[..., None, None]
+
+
+class Halving(nn.Conv2d):
+    """A convolution with stride 2; on a GPU, of blocks of 2x2 pixels, which have four times the channels, with stride 1.
+
+    Matrix units want sixteen channels; from three, most of what they do would be padding.
+    """
+
+    FULL = 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the maps."""
+        together = x.stride(1) == 1 < x.shape[1]  # as engines lay images out for matrix units
+        return self.by_blocks(x) if x.is_cuda and together and self.fits(x) else super().forward(x)
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether there are few channels, and both kernel and image are made of whole blocks."""
+        few = 4 * self.in_channels <= self.FULL and self.groups == 1 and self.stride == (2, 2)
+        middle = self.padding == tuple(k // 2 for k in self.kernel_size) and all(k % 4 == 3 for k in self.kernel_size)
+        return few and middle and not any(n % 2 for n in x.shape[-2:])
+
+    def by_blocks(self, x: Tensor) -> Tensor:
+        """Return the maps, computed from blocks."""
+        assert not isinstance(self.padding, str)
+        above, left = ((p + 1) // 2 for p in self.padding)  # blocks of padding; one less on the other side
+        x = _blocks(x, self.FULL, (left, left - 1, above, above - 1))
+        return F.conv2d(x, _blocks(F.pad(self.weight, (1, 0, 1, 0)), self.FULL), self.bias)
+
+
+def _blocks(x: Tensor, channels: int, padding: tuple[int, ...] = (0, 0, 0, 0)) -> Tensor:
+    """Return ``[n, c, 2h, 2w]`` as ``[n, channels, h, w]``, channels together: blocks of 2x2, and zeros around them."""
+    n, c, high, wide = x.shape
+    x = x.view(n, c, high // 2, 2, wide // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(n, high // 2, wide // 2, 4 * c)
+    return F.pad(x, (0, channels - 4 * c, *padding)).permute(0, 3, 1, 2)
 
 
 class _Block(nn.Module):
