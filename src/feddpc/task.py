@@ -290,7 +290,7 @@ class Classification(Task):
 
     def judged(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many of these test samples ``w`` gets right and the sum of their losses."""
-        logits = self._logits(w, x if self.test_scaled else self._laid_out(self.scaler(x)))
+        logits = self._logits(w, self._laid_out(x if self.test_scaled else self.scaler(x)))
         return (logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum").double()
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from feddpc.engine.rounds import Progress, advance
 from feddpc.errors import BadInputError
 from feddpc.run.experiment import choose_engine
 from feddpc.run.runner import execute
-from support import DEVICE, HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, small_setting
+from support import DEVICE, HARD, VARIANTS, compare_with_loop, run_rounds, small_setting
 
 PLAIN = [name for name in VARIANTS if " " not in name]
 

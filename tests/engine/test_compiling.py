@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import grad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from feddpc.engine import compiling
 from feddpc.engine.captured import Compiled as CompiledStack

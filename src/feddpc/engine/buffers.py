@@ -82,8 +82,8 @@ def capturing() -> Iterator[None]:
 
 @cache
 def capture_stream(device: torch.device) -> Any:
-    """Return the stream on which everything is captured; being of another priority, no run can be given it by chance."""
-    return torch.cuda.Stream(device, priority=-1)
+    """Return the stream on which everything is captured; of a priority that no run is given by chance."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def graph_of(do: Callable[[], None], device: torch.device, pool: Any = None) -> Any:

@@ -107,7 +107,7 @@ class Compiled(Captured):
 
     name: ClassVar[str] = "graph-compiled"
     compiles: ClassVar[bool] = True
-    patience: ClassVar[float] = 60.0
+    patience: ClassVar[float] = 150.0
 
 
 class CompiledStreams(Streams):
@@ -115,4 +115,4 @@ class CompiledStreams(Streams):
 
     name: ClassVar[str] = "streams-compiled"
     compiles: ClassVar[bool] = True
-    patience: ClassVar[float] = 60.0
+    patience: ClassVar[float] = 150.0

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 #: The compiler that stands behind ``torch.compile``, and what it is told.
 BACKEND = "inductor"
 #: Convolutions on matrix units want the channels of a pixel together.
-OPTIONS = {"force_layout_optimization": True}
+OPTIONS: dict[str, Any] = {"force_layout_optimization": True}
 
 
 def group_norm(
@@ -65,7 +65,7 @@ def _by_channel(weight: Tensor, x: Tensor) -> Tensor:
     return weight.view(-1, *(1 for _ in x.shape[2:]))
 
 
-APART = {
+APART: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_group_norm.default: group_norm,
     torch.ops.aten.native_group_norm_backward.default: group_norm_backward,
 }

@@ -126,7 +126,7 @@ class Lanes(Training):
         self.k = torch.zeros(m, dtype=torch.int64, device=session.device)
         self.streams: list[Any] = [None] * m
         if session.device.type == "cuda":
-            self.streams = [torch.cuda.Stream(session.device) for _ in range(m)]
+            self.streams = [torch.cuda.Stream(session.device) for _ in range(m)]  # type: ignore[no-untyped-call]
 
     def restart(self) -> None:
         """Count steps from zero."""
@@ -149,7 +149,7 @@ class Lanes(Training):
     def replay(self, plan: Plan, order: NDArray[np.int64]) -> None:
         """Let all clients go, and wait for them on the device."""
         counts, steps = plan.count[order], plan.steps[order]
-        main = torch.cuda.current_stream() if self.session.device.type == "cuda" else None
+        main: Any = torch.cuda.current_stream() if self.session.device.type == "cuda" else None
         for stream in self.streams if main else ():
             stream.wait_stream(main)
         for k in range(int(steps.max())):

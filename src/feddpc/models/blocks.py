@@ -49,8 +49,9 @@ def pooled(conv: nn.Conv2d, x: Tensor) -> Tensor:
     down, right = conv.padding
     x = F.pad(x, (right, right, down, down)) if down or right else x
     high, wide = conv.kernel_size
-    y, _ = _PooledProduct.apply(x[None], at_four_places(weight)[None], high, wide)
-    return y[0] if bias is None else y[0] + bias.to(y.dtype)[:, None, None]
+    stacked = x[None], at_four_places(weight)[None]
+    y: Tensor = _PooledProduct.apply(*stacked, high, wide)[0][0]  # type: ignore[no-untyped-call]
+    return y if bias is None else y + bias.to(y.dtype)[:, None, None]
 
 
 def at_four_places(weight: Tensor) -> Tensor:
@@ -74,10 +75,10 @@ for _name, _signature in _SIGNATURES.items():
 def _pooled_product(x: Tensor, matrix: Tensor, high: int, wide: int) -> tuple[Tensor, Tensor]:
     """Return the largest of four products at every place, and which of the four it was."""
     four = _windows(x, high, wide) @ matrix[:, None]
-    four = four.unflatten(-1, (4, -1))
-    largest, chosen = four.max(-2)
+    largest, chosen = four.view(*four.shape[:-1], 4, -1).max(-2)
     shape = pooled_shape(x, matrix, high, wide)
-    return tuple(t.transpose(-1, -2).reshape(shape).contiguous() for t in (largest, chosen.to(torch.uint8)))  # type: ignore[return-value]
+    y, chosen = (t.transpose(-1, -2).reshape(shape).contiguous() for t in (largest, chosen.to(torch.uint8)))
+    return y, chosen
 
 
 @torch.library.impl("feddpc::pooled_by_matrix", "CPU")
@@ -93,13 +94,13 @@ def _pooled_by_image(
     """Return the gradient of the images, which have so many rows and columns."""
     windows = _spread(dy, chosen) @ matrix[:, None].transpose(-1, -2)
     images = F.fold(windows.flatten(0, 1).transpose(-1, -2), (rows, columns), (high + 1, wide + 1), stride=2)
-    return images.unflatten(0, dy.shape[:2])
+    return images.view(*dy.shape[:2], *images.shape[1:])
 
 
 def _windows(x: Tensor, high: int, wide: int) -> Tensor:
     """Return what every place sees, ``[g, n, places, window]``."""
-    seen = F.unfold(x.flatten(0, 1), (high + 1, wide + 1), stride=2)
-    return seen.transpose(-1, -2).unflatten(0, x.shape[:2])
+    seen = F.unfold(x.flatten(0, 1), (high + 1, wide + 1), stride=2).transpose(-1, -2)
+    return seen.view(*x.shape[:2], *seen.shape[1:])
 
 
 def _spread(dy: Tensor, chosen: Tensor) -> Tensor:
@@ -133,18 +134,18 @@ for _name in _SIGNATURES:
 # What compilers and function transforms want to know.
 
 
-@torch.library.register_fake("feddpc::pooled_product")
+@torch.library.register_fake("feddpc::pooled_product")  # type: ignore[untyped-decorator]
 def _(x: Tensor, matrix: Tensor, high: int, wide: int) -> tuple[Tensor, Tensor]:
     y = x.new_empty(pooled_shape(x, matrix, high, wide))
     return y, torch.empty_like(y, dtype=torch.uint8)
 
 
-@torch.library.register_fake("feddpc::pooled_by_matrix")
+@torch.library.register_fake("feddpc::pooled_by_matrix")  # type: ignore[untyped-decorator]
 def _(dy: Tensor, chosen: Tensor, x: Tensor, high: int, wide: int) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[2] * (high + 1) * (wide + 1), 4 * dy.shape[2])
 
 
-@torch.library.register_fake("feddpc::pooled_by_image")
+@torch.library.register_fake("feddpc::pooled_by_image")  # type: ignore[untyped-decorator]
 def _(dy: Tensor, chosen: Tensor, matrix: Tensor, high: int, wide: int, rows: int, columns: int) -> Tensor:
     return dy.new_empty(*dy.shape[:2], matrix.shape[1] // ((high + 1) * (wide + 1)), rows, columns)
 
@@ -184,7 +185,8 @@ def _stacks(operation: Callable[..., Any]) -> Callable[..., Any]:
             return t.flatten(0, 1)
 
         out = operation(*(joined(t, dim) for t, dim in zip(args, dims, strict=True)))
-        parted = [t.unflatten(0, (info.batch_size, -1)) for t in (out if isinstance(out, tuple) else (out,))]
+        several = out if isinstance(out, tuple) else (out,)
+        parted = [t.reshape(info.batch_size, -1, *t.shape[1:]) for t in several]
         return (tuple(parted), (0, 0)) if isinstance(out, tuple) else (parted[0], 0)
 
     return rule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -84,7 +83,7 @@ class Convolution(nn.Conv2d):
 
 
 class Halving(nn.Conv2d):
-    """A convolution with stride 2; on a GPU, of blocks of 2x2 pixels, which have four times the channels, with stride 1.
+    """A convolution with stride 2; on a GPU one of blocks of 2x2 pixels, with four times the channels and stride 1.
 
     Matrix units want sixteen channels; from three, most of what they do would be padding.
     """

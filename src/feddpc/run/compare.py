@@ -15,8 +15,8 @@ import torch
 
 from feddpc import methods
 from feddpc.errors import BadInputError, RunFolderError, unknown
-from feddpc.run.config import MAY_CHANGE, PARTS, Config
 from feddpc.options import whole
+from feddpc.run.config import MAY_CHANGE, PARTS, Config
 from feddpc.run.experiment import Setting, make_method, prepare
 from feddpc.run.files import explained, replace_text
 from feddpc.run.pack import together, twin
