@@ -72,7 +72,6 @@ CAPTURING = threading.Lock()
 def capturing() -> Iterator[None]:
     """Keep others out, the garbage collector too: an old graph that it frees would break the capture of a new one."""
     with CAPTURING:
-        gc.collect()
         gc.disable()
         try:
             yield

@@ -13,8 +13,9 @@ screens clients one by one.
 
 from __future__ import annotations
 
+import gc
 import warnings
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -80,19 +81,28 @@ class Captured(Engine):
                 return None
             if m in self._too_large:
                 return None
-            try:
-                with capturing():
-                    session = self._sessions[m] = Session(
-                        federation, method, progress, probed, cohort, streams=self.streams, compiles=self.compiles
-                    )
-            except torch.OutOfMemoryError:
+            session = self._session(federation, method, progress, probed, cohort)
+            if session is None:
                 self._too_large.add(m)
                 warnings.warn(f"no device memory to capture rounds of {m} clients: going on without", stacklevel=2)
                 return None
+            self._sessions[m] = session
             self.captures += session.graphs
         done = session.replay(progress, probed, plan, cohort)
         self.void += done is None
         return done
+
+    def _session(self, *about: Any) -> Session | None:
+        """Capture; if memory does not suffice, once more after old graphs were cleared away, then None."""
+        for last in (False, True):
+            try:
+                with capturing():
+                    return Session(*about, streams=self.streams, compiles=self.compiles)
+            except torch.OutOfMemoryError:
+                if not last:
+                    gc.collect()
+                    torch.cuda.empty_cache()
+        return None
 
 
 class Streams(Captured):
