@@ -19,6 +19,7 @@ from feddpc.run.files import explained, replace_text
 from feddpc.run.record import is_blank, is_run, load_config
 from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
 from feddpc.run.specialise import with_reserve
+from feddpc.run.tracking import Track, check
 
 INDEX = "compare.json"
 _KEYS = {k for k in Config.__dataclass_fields__ if k not in ("hyper", *PARTS.values())}
@@ -126,6 +127,7 @@ def compare(
     listener: Listener | None = None,
     stop: Stop | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    track: Track = (),
 ) -> list[Outcome]:
     """Run every method with every seed, one after the other, into sub-folders of ``out``.
 
@@ -142,6 +144,7 @@ def compare(
     folders = [run_name(name, seeds[0]) for name in names]
     if len(set(folders)) < len(folders):
         raise BadInputError(f"methods = {', '.join(names)}: two of them have the same name")
+    trackers = check(track, out if resume else None)
     _claim(out, Plan(list(names), list(seeds), wishes), resume)
     outcomes: list[Outcome] = []
     setting: Setting | None = None
@@ -165,6 +168,7 @@ def compare(
             on_round=listener.round if listener else None,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
+            track=trackers,
         )
         engine_name = outcome.config.engine  # one engine for all, so that seconds a round can be compared
         if listener:
