@@ -23,6 +23,7 @@ from feddpc.run.experiment import prepare
 from feddpc.run.record import StoredRun
 from feddpc.run.runner import OnRound, Outcome, Stop, execute
 from feddpc.run.specialise import with_reserve
+from feddpc.run.tracking import Track
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,6 +89,7 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    track: Track = (),
     **more: Any,
 ) -> Result:
     """Simulate a federation and return its curves and final model.
@@ -105,6 +107,7 @@ def simulate(
         out: folder for records and checkpoints; nothing is written without it.
         resume: continue the run in ``out``.
         on_round: called with every round's record.
+        track: trackers that are told of every round, by name (``"tensorboard,mlflow"``) or one's own; needs ``out``.
         more: any other key of the configuration, e.g. ``alpha=0.6, batch_size=32, engine="loop", hyper={"lam": 0.5}``.
 
     >>> result = simulate(rounds=2, clients=20, cohort=2, method="fedavg", engine="loop")
@@ -144,6 +147,7 @@ def simulate(
         resume=resume,
         on_round=on_round,
         stop=Stop(),
+        track=track,
     )
     return _result(outcome, outcome.setting.flat.state_dict(outcome.w))
 

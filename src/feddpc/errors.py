@@ -24,6 +24,10 @@ class RunFolderError(FeddpcError):
     """A run folder that is missing, foreign, damaged, in use, or belongs to another configuration."""
 
 
+class FolderInUseError(RunFolderError):
+    """A run folder that another process holds."""
+
+
 def unknown(kind: str, value: str, choices: Iterable[str]) -> BadInputError:
     """Build the error for an unknown name, with the nearest valid names first.
 

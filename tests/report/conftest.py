@@ -1,10 +1,11 @@
-"""Runs with curves that are known beforehand."""
+"""Runs with curves that are known beforehand, and a browser to look at their pages."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from browser import Browser, find_chromium
 from feddpc.run.config import Config, write_toml
 from feddpc.run.record import StoredRun
 
@@ -24,6 +25,9 @@ def make_run():
         notes=None,
         folder=None,
         environment=None,
+        holdings=None,
+        costs=None,
+        who=lambda t: {"participants": [0, 1]},
         **config,
     ):
         accuracy = list(accuracy)
@@ -32,13 +36,15 @@ def make_run():
         settings = Config.read(whole | {"method": method, "seed": seed} | config)
         records = [
             {"round": t, "test_accuracy": a, "test_loss": x, "train_loss": x, "seconds": 0.5 * t}
-            | {"participants": [0, 1], "dropped": [], "rejected": []}
+            | {"participants": [], "dropped": [], "rejected": []}
+            | who(t)
             | {key: values[t - 1] for key, values in (notes or {}).items()}
             for t, (a, x) in enumerate(zip(accuracy, loss, strict=True), start=1)
         ]
         summary = None if status is None else {"status": status, "reason": reason, "rounds": len(records)}
+        summary = summary and summary | ({"costs": costs} if costs else {})
         where = folder or Path("nowhere") / f"{method}-seed{seed}"
-        return StoredRun(where, settings, records, summary, environment or {})
+        return StoredRun(where, settings, records, summary, environment or {}, holdings=holdings or {})
 
     return make
 
@@ -56,3 +62,14 @@ def store():
         return run.folder
 
     return write
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """A headless browser; the tests that need one are skipped, and say so, where there is none."""
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium on this machine: install one, or name it in FEDDPC_CHROMIUM")
+    shown = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield shown
+    shown.close()

@@ -4,10 +4,12 @@ import csv
 import io
 import json
 import math
+import sys
 
 import pytest
 from rich.console import Console
 
+from feddpc.cli import main
 from feddpc.errors import RunFolderError
 from feddpc.report.tables import HEADINGS, as_csv, as_dicts, collect, rich_table, rows
 
@@ -187,3 +189,75 @@ def test_collect_says_what_is_wrong(tmp_path, make_run, store):
         (tmp_path / "compare.json").write_text(text)
         with pytest.raises(RunFolderError, match=r"compare\.json cannot be read"):
             collect(tmp_path)
+
+
+@pytest.fixture
+def partly_broken(tmp_path, make_run, store):
+    """A comparison of six runs: one is whole, one not begun, and in each of the others something is broken."""
+    names = ["whole", "not-begun", "config", "line", "field", "environment"]
+    for name in names:
+        if name != "not-begun":
+            store(make_run(accuracy=[0.1, 0.2, 0.3], folder=tmp_path / name, seed=names.index(name)))
+    (tmp_path / "compare.json").write_text(json.dumps({"runs": names}))
+    (tmp_path / "config" / "config.toml").write_text("no = toml = at all")
+    lines = (tmp_path / "line" / "rounds.jsonl").read_text().splitlines()
+    (tmp_path / "line" / "rounds.jsonl").write_text("\n".join([lines[0], "{garbled", lines[2]]) + "\n")
+    lines = [
+        json.dumps({k: v for k, v in json.loads(text).items() if k != "seconds" or i < 2})
+        for i, text in enumerate(lines)
+    ]
+    (tmp_path / "field" / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "environment" / "environment.json").write_text("[]")
+    return tmp_path
+
+
+def test_collect_leaves_out_what_is_broken_and_says_so(partly_broken):
+    damage = []
+    found = {run.folder.name: len(run.records) for run in collect(partly_broken, damage)}
+    assert found == {"whole": 3, "line": 1, "field": 2, "environment": 3}
+    assert len(damage) == 5
+    for said in (
+        "not-begun has not begun",
+        "config is no run folder of this program",
+        "line/rounds.jsonl, line 2: ",
+        "field/rounds.jsonl, line 3: accuracy or seconds are missing",
+        "environment/environment.json cannot be read: it holds no table",
+    ):
+        assert [text for text in damage if text.startswith(said)], said
+    assert str(partly_broken) not in "".join(damage)
+    with pytest.raises(RunFolderError):
+        collect(partly_broken)
+
+
+def test_collect_needs_something_that_can_be_read(partly_broken):
+    for name in ("whole", "line", "field", "environment"):
+        (partly_broken / name / "config.toml").write_text("=")
+    with pytest.raises(RunFolderError, match="holds no run that can be read"):
+        collect(partly_broken, [])
+    with pytest.raises(RunFolderError, match="no run folder of this program"):
+        collect(partly_broken / "config", [])
+    (partly_broken / "compare.json").write_text("{")
+    damage = []
+    with pytest.raises(RunFolderError):
+        collect(partly_broken, damage)
+    assert any("compare.json cannot be read" in text for text in damage)
+
+
+def test_the_command_reports_what_it_can_and_what_is_missing(partly_broken, monkeypatch, capsys):
+    def report(*flags):
+        monkeypatch.setattr(sys, "argv", ["feddpc", "report", str(partly_broken), *flags])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    code, out, err = report()
+    assert (code, err.count("missing: ")) == (0, 5)
+    assert "report.html" in out
+    page = (partly_broken / "report.html").read_text()
+    assert "<li>not-begun has not begun</li>" in page
+    code, out, err = report("--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert len(found["missing"]) == 5
+    assert found["table"][0]["rounds"] == [3, 1, 2, 3]
+    assert report("--quiet") == (0, "", "")

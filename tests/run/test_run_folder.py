@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from feddpc import methods
 from feddpc.errors import RunFolderError
-from feddpc.run import checkpoint, files, record
+from feddpc.run import checkpoint, experiment, files, record
 from feddpc.run.config import Config
 from feddpc.run.experiment import prepare
 from feddpc.run.runner import Stop, execute
@@ -64,6 +64,7 @@ def test_what_a_run_folder_holds(tmp_path):
         "summary.json",
         "environment.json",
         "privacy.json",
+        "holdings.json",
         "checkpoint",
         "model.safetensors",
     }
@@ -86,6 +87,19 @@ def test_what_a_run_folder_holds(tmp_path):
     assert stored.environment["torch"] == torch.__version__
     module = small_setting().task.module
     module.load_state_dict(load_file(tmp_path / "r" / "model.safetensors"))
+
+
+def test_a_run_folder_says_who_holds_what(tmp_path, monkeypatch):
+    outcome = run(tmp_path / "r", rounds=1)
+    counts = record.load(tmp_path / "r").holdings["counts"]
+    assert [sum(row) for row in counts] == [3, 17, 1, 9, 30, 5, 11, 14]
+    labels = outcome.setting.data.y_train
+    for row, mine in zip(counts, outcome.setting.partition, strict=True):
+        assert row == [(labels[mine] == c).sum() for c in range(3)]
+    assert record.load(tmp_path / "r").holdings["classes"] == ["0", "1", "2"]
+    monkeypatch.setattr(experiment, "MOST_HOLDINGS", 23)  # eight clients, three classes
+    run(tmp_path / "many", rounds=1)
+    assert record.load(tmp_path / "many").holdings == {}
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())

@@ -1,4 +1,4 @@
-"""The command line: `feddpc run | compare | report | methods | partition | data | bench`."""
+"""The command line: run, compare, sweep, reproduce, report, methods, presets, partition, data, bench."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from feddpc._version import __version__
-from feddpc.cli import bench, data, explain, train
+from feddpc.cli import bench, data, explain, presets, reproduce, sweep, train
 from feddpc.errors import FeddpcError
 
 app = typer.Typer(
@@ -26,7 +26,10 @@ app.command("report")(explain.report)
 app.command("methods")(explain.methods)
 app.command("partition")(explain.partition)
 app.command("bench")(bench.bench)
+app.command("presets")(presets.presets)
 app.add_typer(data.app, name="data")
+app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(sweep.app, name="sweep")
 
 
 def _version(wanted: bool) -> None:

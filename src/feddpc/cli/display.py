@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 if TYPE_CHECKING:
     from feddpc.run.config import Config
+    from feddpc.sweep import Progress as Runs
 
 #: Seconds between two plain lines.
 PLAIN_SECONDS = 2.0
@@ -21,16 +22,7 @@ class Display:
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
-        self.live: Progress | None = None
-        if console.is_terminal and not quiet:
-            self.live = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[state]}"),
-                TimeRemainingColumn(compact=True),
-                console=console,
-            )
+        self.live = _bar(console) if console.is_terminal and not quiet else None
         self.task: TaskID | None = None
         self.label, self.rounds, self.best = "", 0, 0.0
         self.began = self.printed = self.first = 0.0
@@ -84,6 +76,53 @@ class Display:
     def _left(self, done: int, now: float) -> str:
         made = done - (self.first or done) + 1
         return f"{(now - self.began) / made * (self.rounds - done):.0f} s left"
+
+
+class Many:
+    """Shows the progress of many runs at once: one bar over all their rounds, or a plain line now and then."""
+
+    def __init__(self, console: Console, label: str, *, quiet: bool = False) -> None:
+        self.console, self.label, self.quiet = console, label, quiet
+        self.live = _bar(console) if console.is_terminal and not quiet else None
+        self.task: TaskID | None = None
+        self.began = self.printed = time.monotonic()
+        self.first: int | None = None
+
+    def __enter__(self) -> Many:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def __call__(self, now: Runs) -> None:
+        """Show how far it is."""
+        self.first = now.rounds if self.first is None else self.first
+        state = f"{now.ended}/{now.total} runs" + (f", {now.failed} failed" if now.failed else "")
+        if self.live:
+            if self.task is None:
+                self.task = self.live.add_task(self.label, total=now.all_rounds, state=state)
+            self.live.update(self.task, completed=now.rounds, total=now.all_rounds, state=state)
+        elif not self.quiet and (time.monotonic() - self.printed >= PLAIN_SECONDS or now.ended == now.total):
+            self.printed = time.monotonic()
+            made = now.rounds - self.first
+            left = (self.printed - self.began) / made * (now.all_rounds - now.rounds) if made else None
+            about = "" if left is None else f"  {left:.0f} s left"
+            line = f"{self.label}  {state}  round {now.rounds}/{now.all_rounds}{about}"
+            self.console.print(line, highlight=False, markup=False)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
 
 
 def _percent(value: float | None) -> str:

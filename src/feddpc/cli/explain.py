@@ -154,13 +154,17 @@ def report(
 
     from feddpc.report import page, tables
 
-    runs = tables.collect(folder)
+    damage: list[str] = []
+    runs = tables.collect(folder, damage)
     rows = tables.rows(runs)
     page.refuse_to_overwrite(folder)
-    paths = page.write_all(runs, folder)
+    paths = page.write_all(runs, folder, notes=damage)
     if as_json:
-        typer.echo(json.dumps({"table": tables.as_dicts(rows), "files": [str(p) for p in paths]}))
+        found = {"table": tables.as_dicts(rows), "files": [str(p) for p in paths], "missing": damage}
+        typer.echo(json.dumps(found))
     elif not quiet:
+        for note in damage:
+            typer.echo(f"missing: {note}", err=True)
         console = Console(soft_wrap=True)
         console.print(tables.rich_table(rows))
         for path in paths:

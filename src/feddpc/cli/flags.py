@@ -99,7 +99,19 @@ CheckpointSeconds = Annotated[
         min=0.0, help="At most this long between checkpoints; 0 makes one every round.", rich_help_panel=OUTPUT
     ),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(help="Tell tensorboard, mlflow or both (tensorboard,mlflow) of every round.", rich_help_panel=OUTPUT),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what is in --out.", rich_help_panel=OUTPUT)]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Runs at a time in one process, for a GPU that small models leave idle. [default: 4 there, else 1]",
+        rich_help_panel=TRAINING,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=OUTPUT)]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on standard output.", rich_help_panel=OUTPUT)
@@ -149,3 +161,69 @@ def listed(text: str, flag: str) -> list[str]:
     if not all(items):
         raise BadInputError(f"{flag} {text!r}: write names with commas between them")
     return items
+
+
+def given(local: dict[str, Any], *more: str) -> dict[str, Any]:
+    """Return the flags that were set, by the names of the configuration."""
+    names = [
+        "data",
+        "model",
+        "clients",
+        "cohort",
+        "alpha",
+        "partition",
+        "participation",
+        "dropout",
+        "scaling",
+        "rounds",
+        "lr",
+        "server_lr",
+        "batch_size",
+        "epochs",
+        "device",
+        "engine",
+        "client_memory",
+    ]
+    found = {name: local[name] for name in (*names, *more) if local[name] is not None}
+    if local["threads"] is not None:
+        found["threads"] = int(local["threads"]) if local["threads"].isdecimal() else local["threads"]
+    return found
+
+
+def method_names(flag: str | None, filed: Any) -> list[str] | None:
+    """Read the methods from the flag or, without it, from a file (``filed``); None if neither says any."""
+    from feddpc import methods
+    from feddpc.errors import BadInputError
+
+    if flag == "all":
+        return methods.names()
+    names = listed(flag, "--methods") if flag is not None else filed
+    if names is None:
+        return None
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise BadInputError(f"methods = {names!r}: must be a list of names")
+    for name in names:
+        methods.get(name)
+    return names
+
+
+def seed_numbers(flag: str | None, filed: Any) -> list[int] | None:
+    """Read the seeds from the flag or, without it, from a file (``filed``); None if neither says any."""
+    from feddpc.errors import BadInputError
+
+    if flag is None and filed is None:
+        return None
+    seeds = listed(flag, "--seeds") if flag is not None else filed
+    whole = isinstance(seeds, list) and all(
+        n.removeprefix("-").isdecimal() if isinstance(n, str) and flag is not None else type(n) is int for n in seeds
+    )
+    if not whole or not seeds:
+        raise BadInputError(f"seeds = {flag or filed!r}: must be whole numbers with commas between them")
+    return [int(n) for n in seeds]
+
+
+def usual_at_once(device: str | None) -> int:
+    """Return how many runs share a process if nobody says: a GPU has room for several, a CPU has not."""
+    from feddpc.run.experiment import resolve_device
+
+    return 4 if resolve_device(device or "auto").startswith("cuda") else 1

@@ -51,11 +51,12 @@ def run(
     out: flags.Out = None,
     resume: flags.Resume = False,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
+    track: flags.Track = None,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
     """Train one model with one method."""
-    given = _given(locals(), "method", "seed")
+    given = flags.given(locals(), "method", "seed")
     out, stored = _folder(out, resume, "run", quiet)
     from feddpc.run.config import Config
     from feddpc.run.experiment import make_method, prepare
@@ -80,6 +81,7 @@ def run(
             on_round=display.round,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
+            track=track or (),
         )
         display.end(outcome.summary)
     _present([outcome], out, quiet, as_json, single=True)
@@ -122,14 +124,17 @@ def compare(
     at_once: Annotated[
         int,
         typer.Option(
-            min=1, help="Runs at a time on a GPU, which small models leave idle.", rich_help_panel=flags.TRAINING
+            min=1,
+            help="Runs at a time, for a GPU that small models leave idle; their seconds are then not those of one alone.",
+            rich_help_panel=flags.TRAINING,
         ),
     ] = 1,
+    track: flags.Track = None,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
-    given = _given(locals())
+    given = flags.given(locals())
     out, _ = _folder(out, resume, "compare", quiet)
     from feddpc.run import compare as comparison
     from feddpc.run.runner import Stop
@@ -139,8 +144,8 @@ def compare(
         if key in table:
             raise BadInputError(f"{key} in {config}: a comparison has {key}s, a list")
     planned = comparison.stored_plan(out) if resume else None
-    names = _names(methods, table.get("methods"))
-    numbers = _numbers(seeds, table.get("seeds"))
+    names = flags.method_names(methods, table.get("methods"))
+    numbers = flags.seed_numbers(seeds, table.get("seeds"))
     if planned:  # what is there goes on; flags may add to it
         names = list(dict.fromkeys([*planned.methods, *(names or [])]))
         numbers = list(dict.fromkeys([*planned.seeds, *(numbers or [])]))
@@ -160,36 +165,10 @@ def compare(
             stop=stop,
             at_once=at_once,
             checkpoint_seconds=checkpoint_seconds,
+            track=track or (),
         )
     _present(outcomes, out, quiet, as_json)
     _exit(stop.wanted, [o.status for o in outcomes])
-
-
-def _given(local: dict[str, Any], *more: str) -> dict[str, Any]:
-    """Return the flags that were set, by the names of the configuration."""
-    names = [
-        "data",
-        "model",
-        "clients",
-        "cohort",
-        "alpha",
-        "partition",
-        "participation",
-        "dropout",
-        "scaling",
-        "rounds",
-        "lr",
-        "server_lr",
-        "batch_size",
-        "epochs",
-        "device",
-        "engine",
-        "client_memory",
-    ]
-    given = {name: local[name] for name in (*names, *more) if local[name] is not None}
-    if local["threads"] is not None:
-        given["threads"] = int(local["threads"]) if local["threads"].isdecimal() else local["threads"]
-    return given
 
 
 def _folder(out: Path | None, resume: bool, kind: str, quiet: bool) -> tuple[Path, Config | None]:
@@ -223,33 +202,6 @@ def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str,
     return type(stored).read({**stored.asdict(), **{k: values[k] for k in MAY_CHANGE if k in values}})
 
 
-def _names(flag: str | None, listed: Any) -> list[str] | None:
-    from feddpc import methods
-
-    if flag == "all":
-        return methods.names()
-    names = flags.listed(flag, "--methods") if flag is not None else listed
-    if names is None:
-        return None
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-        raise BadInputError(f"methods = {names!r}: must be a list of names")
-    for name in names:
-        methods.get(name)
-    return names
-
-
-def _numbers(flag: str | None, listed: Any) -> list[int] | None:
-    if flag is None and listed is None:
-        return None
-    seeds = flags.listed(flag, "--seeds") if flag is not None else listed
-    whole = isinstance(seeds, list) and all(
-        n.removeprefix("-").isdecimal() if isinstance(n, str) and flag is not None else type(n) is int for n in seeds
-    )
-    if not whole or not seeds:
-        raise BadInputError(f"seeds = {flag or listed!r}: must be whole numbers with commas between them")
-    return [int(n) for n in seeds]
-
-
 def _display(quiet: bool, as_json: bool) -> Any:
     from rich.console import Console
 
@@ -264,9 +216,10 @@ def _present(outcomes: list[Outcome], out: Path, quiet: bool, as_json: bool, *, 
 
     _picture(outcomes[0], out / "partition.png")
     summaries = [outcome.summary for outcome in outcomes]
-    runs = tables.collect(out)
+    damage: list[str] = []
+    runs = tables.collect(out, damage)
     rows = tables.rows(runs)
-    paths = page.write_all(runs, out)
+    paths = page.write_all(runs, out, notes=damage)
     if as_json:
         value: dict[str, Any] = summaries[0] if single else {"runs": summaries, "table": tables.as_dicts(rows)}
         typer.echo(json.dumps({**value, "folder": str(out)}))

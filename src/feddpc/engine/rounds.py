@@ -44,6 +44,7 @@ class Federation:
     lr_decay: float = 1.0
     weighting: str = "uniform"
     evaluate: Evaluate | None = None
+    validate: Evaluate | None = None  #: on samples held out of training
     kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
     _ahead: dict[int, tuple[Draw, Plan]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -135,6 +136,7 @@ class Record:
     rejected: list[int]
     notes: dict[str, float] = field(default_factory=dict)
     diverged: str | None = None
+    validation: tuple[float, float] | None = None  #: accuracy and loss on samples held out of training
 
 
 class Exchanged(NamedTuple):
@@ -165,6 +167,8 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
     rejected = np.setdiff1d(draw.answered, kept)
     evaluate = federation.evaluate or (lambda _: (math.nan, 0.0))
     accuracy, test_loss = scored or evaluate(method.evaluated(progress.w, progress.server))
+    validate = federation.validate
+    validation = None if validate is None else validate(method.evaluated(progress.w, progress.server))
     return Record(
         round=t,
         test_accuracy=accuracy,
@@ -176,6 +180,7 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
         rejected=rejected.tolist(),
         notes=notes,
         diverged=_diverged(None if scored else progress.w, test_loss, len(kept), len(rejected)),
+        validation=validation,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,31 @@ from feddpc.run.record import StoredRun
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Floats = NDArray[np.float64]
 
 _RED = "#cc3311"  # FedDPC, as in the paper's figures
-#: Told apart by colour-blind readers, from each other and from the red (after Paul Tol's vibrant and bright schemes).
-_PALETTE = ("#0077bb", "#ee7733", "#009988", "#aa3377", "#33bbee", "#555555", "#bb9900", "#332288")
-_DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+#: Told apart by colour-blind readers, from each other and from the red (after Paul Tol's vibrant and bright schemes);
+#: beside each colour, its like on a dark screen.
+_PALETTE = {
+    "#0077bb": "#4aa8e0",
+    "#ee7733": "#ff9a5c",
+    "#009988": "#2cc4b2",
+    "#aa3377": "#e57bb5",
+    "#33bbee": "#8ad9f8",
+    "#555555": "#b4b4b4",
+    "#bb9900": "#e3c64a",
+    "#332288": "#a79bf0",
+}
+DARK = {_RED: "#ff6f52"} | _PALETTE
+#: Dashes as matplotlib writes them, and what Plotly calls them.
+DASHES: dict[Any, str] = {
+    "solid": "solid",
+    (0, (5, 2)): "dash",
+    (0, (1, 1.5)): "dot",
+    (0, (6, 2, 1, 2)): "dashdot",
+}
 _FORMATS = ("png", "svg", "pdf")
 
 
@@ -47,60 +64,64 @@ GEOMETRY = (
 )
 
 
-def curves(runs: Sequence[StoredRun], panels: Sequence[Panel] = CURVES) -> Figure:
+def curves(runs: Sequence[StoredRun]) -> Figure:
     """Draw test accuracy and training loss over the rounds; the last round of a run that diverged bears a cross.
 
     Where some seeds have ended or lack a value, the mean of the others goes on as a thin dashed line.
     """
     if not runs:
         raise BadInputError("no runs to draw: give at least one")
-    return _draw(groups(runs), groups(runs), panels)
-
-
-def geometry(runs: Sequence[StoredRun], panels: Sequence[Panel] = GEOMETRY) -> Figure | None:
-    """Draw how FedDPC scaled the updates and how they lay to the last step; None if no run recorded either."""
-    every = groups(runs)
-    keys = {panel.key for panel in panels}
-    some = [g for g in every if any(np.isfinite(_matrix(g.runs, key)).any() for key in keys)]
-    return _draw(every, some, panels) if some else None
+    return _draw(groups(runs))
 
 
 def styles(every: Sequence[Group]) -> list[tuple[str, Any]]:
     """Return colour and dashes of each group: the first FedDPC is red, the others go through the palette."""
     red = next((i for i, group in enumerate(every) if group.method == "feddpc"), None)
+    palette, dashes = list(_PALETTE), list(DASHES)
     found: list[tuple[str, Any]] = []
     for i in range(len(every)):
-        turn, place = divmod(i - (red is not None and i > red), len(_PALETTE))
-        found.append((_RED, "solid") if i == red else (_PALETTE[place], _DASHES[turn % len(_DASHES)]))
+        turn, place = divmod(i - (red is not None and i > red), len(palette))
+        found.append((_RED, "solid") if i == red else (palette[place], dashes[turn % len(dashes)]))
     return found
 
 
-def _draw(every: Sequence[Group], some: Sequence[Group], panels: Sequence[Panel]) -> Figure:
+def _draw(every: Sequence[Group]) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     style = {group.label: s for group, s in zip(every, styles(every), strict=True)}
-    crossed = any(_end(run, panel.key) for g in some for run in g.runs for panel in panels)
-    names = [_short(g.label) for g in some] + ["diverged"] * crossed
-    width = 5.2 * len(panels)
-    columns = max(1, min(len(names), int(72 * width / (34 + 5.4 * max(map(len, names))))))
+    crossed = any(_end(run, panel.key) for g in every for run in g.runs for panel in CURVES)
+    names = [_short(g.label) for g in every] + ["diverged"] * crossed
+    width = 5.2 * len(CURVES)
+    columns = legend_columns(names, width)
     figure = Figure(figsize=(width, 3.3 + 0.22 * math.ceil(len(names) / columns)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _panel(axes, panel, some, style)
-    handles = [Line2D([], [], color=style[g.label][0], linestyle=style[g.label][1], linewidth=2) for g in some]
+    for axes, panel in zip(figure.subplots(1, len(CURVES)), CURVES, strict=True):
+        draw_panel(axes, panel, every, style)
+    handles = [Line2D([], [], color=style[g.label][0], linestyle=style[g.label][1], linewidth=2) for g in every]
     handles += [Line2D([], [], color="0.3", marker="x", linestyle="none")] * crossed
+    add_legend(figure, handles, names, columns)
+    return figure
+
+
+def legend_columns(names: Sequence[str], width: float) -> int:
+    """Return how many entries of a legend stand side by side in a figure of ``width`` inches."""
+    return max(1, min(len(names), int(72 * width / (34 + 5.4 * max(map(len, names))))))
+
+
+def add_legend(figure: Figure, handles: Sequence[Line2D], names: Sequence[str], columns: int) -> None:
+    """Put one legend below all axes."""
     legend = figure.legend(
-        handles, ["label"] * len(names), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+        list(handles), ["label"] * len(names), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
     )
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_parse_math(False)  # a name may hold dollar signs, and begin with an underscore
         text.set_text(name)
-    return figure
 
 
-def _panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str, tuple[str, Any]]) -> None:
+def draw_panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str, tuple[str, Any]]) -> None:
+    """Draw the curves of ``some`` groups on ``axes``; ``style`` has colour and dashes of each label."""
     from matplotlib.ticker import MaxNLocator
 
     drawn = []
@@ -121,6 +142,11 @@ def _panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str, tup
     axes.set_title(panel.title, fontsize=10.5, loc="left")
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    tidy(axes)
+
+
+def tidy(axes: Axes) -> None:
+    """Give axes the house style: a pale grid behind, no frame above and to the right."""
     axes.grid(color="0.9", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -196,22 +222,14 @@ def save(figure: Figure, path: Path) -> None:
     return replace_file(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=undated))
 
 
-def svg(figure: Figure, prefix: str = "figure") -> str:
-    """Return a figure as an ``<svg>`` element: the same bytes each time, text as text.
-
-    Every id begins with ``prefix``, so that figures with different ones can stand in one page.
-    """
+def svg(figure: Figure) -> str:
+    """Return a figure as an ``<svg>`` element: the same bytes each time, text as text."""
     import io
 
     from matplotlib import rc_context
 
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "feddpc"}):
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = buffer.getvalue()
-    return re.sub(r"<[^>]*>", lambda tag: _prefixed(tag[0], prefix), text[text.index("<svg") :]).rstrip()
-
-
-def _prefixed(tag: str, prefix: str) -> str:
-    tag = re.sub(r'(\sid=")', rf"\g<1>{prefix}-", tag)
-    return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", tag)
+    return text[text.index("<svg") :].rstrip()

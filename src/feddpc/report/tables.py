@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,17 +52,42 @@ class Row:
     best: bool = False  #: whether no other row has a higher ``best_accuracy``
 
 
-def collect(folder: Path) -> list[StoredRun]:
+def collect(folder: Path, damage: list[str] | None = None) -> list[StoredRun]:
     """Read the run in ``folder``, or all runs below it: sorted, but in the order of a ``compare.json`` where one lies.
 
-    ``compare.json`` holds ``{"runs": ["feddpc-seed0", ...]}``; a run it names that is not there yet is left out.
+    ``compare.json`` holds ``{"runs": ["feddpc-seed0", ...]}``; a run it names that is not there yet is left out. What
+    is broken is an error; with ``damage`` it is left out, and said there together with the runs that are still to come.
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}: give one that `feddpc run` or `feddpc compare` wrote")
-    found = [load(path) for path in _below(folder) if path == folder or _ours(path)]
+    found = []
+    for path in (p for p in _below(folder, damage) if p == folder or _ours(p)):
+        try:
+            run = load(path, damage)
+            found.append(run if damage is None else _sound(run, damage))
+        except RunFolderError as error:
+            if damage is None or path == folder:
+                raise
+            damage.append(f"{error}; this run is left out")
+    if damage is not None:  # a page may be sent to others, who have no use for where it lay
+        damage[:] = [said.replace(f"{folder}{os.sep}", "") for said in damage]
     if not found:
-        raise RunFolderError(f"{folder} holds no run: give a folder that `feddpc run` or `feddpc compare` wrote")
+        raise RunFolderError(
+            f"{folder} holds no run that can be read: give a folder that `feddpc run` or `feddpc compare` wrote"
+            + (f" ({damage[0]})" if damage else "")
+        )
     return found
+
+
+def _sound(run: StoredRun, damage: list[str]) -> StoredRun:
+    """Return a run without the records from the first one on that lacks what every record has."""
+    for i, record in enumerate(run.records):
+        known = [record.get(key, "") for key in ("test_accuracy", "seconds")]
+        if not all(v is None or isinstance(v, int | float) for v in known) or known[1] is None:
+            where = f"{run.folder / 'rounds.jsonl'}, line {i + 1}"
+            damage.append(f"{where}: accuracy or seconds are missing; the rounds from there on are left out")
+            return dataclasses.replace(run, records=run.records[:i])
+    return run
 
 
 def _ours(path: Path) -> bool:
@@ -69,24 +95,30 @@ def _ours(path: Path) -> bool:
     return any((path / name).exists() for name in ("rounds.jsonl", "environment.json", "summary.json"))
 
 
-def _below(folder: Path) -> list[Path]:
+def _below(folder: Path, damage: list[str] | None) -> list[Path]:
     if is_run(folder):
         return [folder]
-    rank = {name: i for i, name in enumerate(_order(folder / "compare.json"))}
+    rank = {name: i for i, name in enumerate(_order(folder / "compare.json", damage))}
+    if damage is not None:
+        damage += [f"{folder / name} has not begun" for name in rank if not (folder / name).is_dir()]
     with explained(folder):
         inside = [p for p in folder.iterdir() if p.is_dir() and (not p.is_symlink() or is_run(p))]
     inside.sort(key=lambda p: (rank.get(p.name, len(rank)), p.name))
-    return [run for path in inside for run in _below(path)]
+    return [run for path in inside for run in _below(path, damage)]
 
 
-def _order(path: Path) -> list[str]:
+def _order(path: Path, damage: list[str] | None) -> list[str]:
     if not path.is_file():
         return []
     try:
         return [str(name) for name in json.loads(path.read_text(encoding="utf-8"))["runs"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = 'it must hold {"runs": [names of run folders]}; mend it or remove it'
-        raise RunFolderError(f"{path} cannot be read ({type(error).__name__}: {error}): {remedy}") from None
+        said = f"{path} cannot be read ({type(error).__name__}: {error}): {remedy}"
+        if damage is None:
+            raise RunFolderError(said) from None
+        damage.append(said)
+        return []
 
 
 def rows(runs: Sequence[StoredRun]) -> list[Row]:

@@ -23,6 +23,7 @@ from feddpc.run.pack import together, twin
 from feddpc.run.record import is_blank, is_run, load_config
 from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
 from feddpc.run.specialise import with_reserve
+from feddpc.run.tracking import Track, check
 
 INDEX = "compare.json"
 _KEYS = {k for k in Config.__dataclass_fields__ if k not in ("hyper", *PARTS.values())}
@@ -134,6 +135,7 @@ def compare(
     stop: Stop | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     at_once: int = 1,
+    track: Track = (),
 ) -> list[Outcome]:
     """Run every method with every seed into sub-folders of ``out``, ``at_once`` of them at a time.
 
@@ -152,6 +154,7 @@ def compare(
     folders = [run_name(name, seeds[0]) for name in names]
     if len(set(folders)) < len(folders):
         raise BadInputError(f"methods = {', '.join(names)}: two of them have the same name")
+    trackers = check(track, out if resume else None)
     _claim(out, Plan(list(names), list(seeds), wishes), resume)
     first, *rest = configs
     lock = threading.Lock()
@@ -181,6 +184,7 @@ def compare(
             on_round=listener.round if listener else None,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
+            track=trackers,
         )
         if listener:
             listener.end(outcome.summary)

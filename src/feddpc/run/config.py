@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import tomllib
@@ -47,6 +48,7 @@ class Config:
     batch_size: int | None = None
     epochs: int = 1
     reserve: float | None = None
+    validation: float = 0.0
     seed: int = 0
     scaling: Literal["auto", "half", "channel", "unit", "none"] = "auto"
     augment: bool = False
@@ -72,12 +74,13 @@ class Config:
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "a probability in [0, 1)")
         reserve = 0.0 if self.reserve is None else self.reserve
         _require(0 <= reserve < 1, "reserve", self.reserve, "a share of the training set in [0, 1)")
+        _require(0 <= self.validation < 1, "validation", self.validation, "a share of the training set in [0, 1)")
         _require(0 <= self.seed < 2**32, "seed", self.seed, "from 0 to 4294967295")
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Config:
         """Build a configuration from names and values, checking both."""
-        hints = typing.get_type_hints(cls)
+        hints = _hints()
         for key in values:
             if key not in hints:
                 raise unknown("key", key, hints)
@@ -99,6 +102,12 @@ class Config:
             elif value != "auto" and own.get(key) != value:
                 found.append(f"{key} = {value!r}, was {own.get(key)!r}")
         return found
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    """Return the types of all keys; looking them up takes longer than reading a configuration."""
+    return typing.get_type_hints(Config)
 
 
 def _plain(value: Any) -> Any:

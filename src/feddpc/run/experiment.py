@@ -32,11 +32,15 @@ from feddpc.methods.base import Method, State
 from feddpc.methods.world import Ids, World, reserved
 from feddpc.models.flat import Flat
 from feddpc.run.config import Config
+from feddpc.run.validation import held_counts, held_out, judge
 from feddpc.task import Classification
 
 ENGINES: dict[str, type[Engine]] = {
     engine.name: engine for engine in (Loop, Threads, Stacked, Captured, Streams, Compiled, CompiledStreams)
 }
+
+#: Clients times classes up to which a run folder says who holds what.
+MOST_HOLDINGS = 250_000
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,22 @@ class Setting:
     federation: Federation
     task: Classification
     w0: Tensor
-    reserve: Ids  #: training samples that no client holds
+    reserve: Ids  #: training samples that the server keeps
+    held_out: Ids  #: training samples that nobody trains on
     learned: State = field(default_factory=dict)  #: what the method found out before round 1
     world: World | None = None  #: what the method made of data and partition, if it changed any
 
     def privacy(self, method: Method) -> dict[str, Any]:
         """Return what leaves a client beside its updates, in words and numbers."""
         return {"note": method.privacy, "disclosed": dict(self.world.disclosed) if self.world else {}}
+
+    def holdings(self) -> dict[str, Any]:
+        """Return how many samples of which class each client holds; nothing where that is too much to be looked at."""
+        if len(self.partition) * self.data.classes > MOST_HOLDINGS:
+            return {}
+        counts = self.partition.counts(self.data.y_train, self.data.classes)
+        names = self.data.class_names or [str(c) for c in range(self.data.classes)]
+        return {"classes": list(names), "counts": counts.tolist()}
 
     @property
     def flat(self) -> Flat:
@@ -65,13 +78,18 @@ class Setting:
     def fingerprint(self) -> dict[str, str]:
         """Return a hash of each thing that a configuration only names: data (a sample of them), partition, model."""
         dealt = self.federation.planner.partition
-        some = np.linspace(0, len(self.data.x_train) - 1, 64).astype(np.int64)
         layout = [f"{n} {tuple(s)}" for n, s in zip(self.flat.names, self.flat.shapes, strict=True)]
         return {
-            "data": _hash(self.data.x_train[some], self.data.y_train, self.data.x_test.shape, self.data.y_test),
+            "data": data_hash(self.data),
             "partition": _hash(dealt.order, dealt.starts),
             "initial model": _hash(layout, self.w0.cpu().numpy()),
         }
+
+
+def data_hash(data: Dataset) -> str:
+    """Return a hash of all labels and a few samples."""
+    some = np.linspace(0, len(data.x_train) - 1, 64).astype(np.int64)
+    return _hash(data.x_train[some], data.y_train, data.x_test.shape, data.y_test)
 
 
 def _hash(*things: object) -> str:
@@ -86,21 +104,23 @@ def prepare(
 ) -> Setting:
     """Build everything that does not depend on the method; ``data``, ``module`` and ``partition`` may be one's own."""
     data = data or load(config.data)
-    config = _resolve(config, data, module, partition)
+    config = complete(config, data, module, partition)
     assert config.reserve is not None
     reserve = reserved(config.reserve, data, config.seed)
+    held = held_out(config.validation, data, reserve, config.seed)
+    kept = np.concatenate([reserve, held])
     if partition is None:
-        rest = np.setdiff1d(np.arange(len(data.y_train)), reserve)
+        rest = np.setdiff1d(np.arange(len(data.y_train)), kept)
         dealt = partitions.make(
             config.partition, data.y_train[rest], config.clients, seed=config.seed, **config.partition_options
         )
         partition = Partition(rest[dealt.order], dealt.starts)
-    elif len(reserve):
-        partition = Partition.from_lists([mine[~np.isin(mine, reserve)] for mine in partition])
+    elif len(kept):
+        partition = Partition.from_lists([mine[~np.isin(mine, kept)] for mine in partition])
         if not partition.sizes.all():
             raise BadInputError(
-                f"reserve = {config.reserve} takes all samples of client {partition.sizes.argmin()}: lower it, or give "
-                "that client more"
+                f"reserve = {config.reserve} and validation = {config.validation} take all samples of client "
+                f"{partition.sizes.argmin()}: lower them, or give that client more"
             )
     partition.check(len(data.y_train))
     if module is None:
@@ -143,8 +163,9 @@ def prepare(
         lr_decay=config.lr_decay,
         weighting=config.weighting,
         evaluate=task.evaluate,
+        validate=judge(task, data, held),
     )
-    return Setting(config, data, partition, federation, task, task.initial(), reserve)
+    return Setting(config, data, partition, federation, task, task.initial(), reserve, held)
 
 
 def set_precision(precision: str) -> None:
@@ -209,7 +230,7 @@ def _timed(engine: Engine, setting: Setting, method: Method) -> float:
     """Return the seconds of a round; those before it warm up allocators, kernels and compilers."""
     cuda = setting.w0.is_cuda
     # A captured round contains its evaluation, so on a GPU all are timed with it.
-    trial = setting.federation if cuda else dataclasses.replace(setting.federation, evaluate=None)
+    trial = setting.federation if cuda else dataclasses.replace(setting.federation, evaluate=None, validate=None)
     population = setting.federation.population
     placement = Placement(resolve(setting.config.client_memory, method, setting.w0, population))
     progress = Progress.begin(method, setting.w0, population, placement)
@@ -222,7 +243,9 @@ def _timed(engine: Engine, setting: Setting, method: Method) -> float:
     return (time.perf_counter() - began) / (3 if cuda else 1)
 
 
-def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition: Partition | None) -> Config:
+def complete(
+    config: Config, data: Dataset, module: nn.Module | None = None, partition: Partition | None = None
+) -> Config:
     """Fill in what was left open; the result says exactly what will be computed."""
     changes: dict[str, Any] = {}
     if partition is not None:
@@ -230,7 +253,8 @@ def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition:
         if config.cohort > len(partition):
             raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients")
     else:
-        kept = len(reserved(config.reserve or 0.0, data, config.seed))
+        reserve = reserved(config.reserve or 0.0, data, config.seed)
+        kept = len(reserve) + int(held_counts(config.validation, data, reserve).sum())
         changes["partition_options"] = partition_options(config, len(data.y_train) - kept)
     if module is not None:
         changes |= {"model": type(module).__name__, "model_options": {}}

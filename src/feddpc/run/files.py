@@ -6,11 +6,14 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from feddpc.errors import unusable
+
+_unsynced: ContextVar[bool] = ContextVar("unsynced", default=False)
 
 
 @contextmanager
@@ -25,6 +28,19 @@ def explained(path: Path) -> Iterator[None]:
         raise unusable(path, number, reason or error) from error
 
 
+@contextmanager
+def unsynced() -> Iterator[None]:
+    """Within, files are replaced at once as ever, but the system may bring them to the disk when it likes.
+
+    A process that is killed loses nothing by that; a machine without power may, so what is read back must be checked.
+    """
+    before = _unsynced.set(True)
+    try:
+        yield
+    finally:
+        _unsynced.reset(before)
+
+
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, bring it to the disk, then put it in place at once."""
     temporary = path.with_name(f".{path.name}.part")
@@ -32,6 +48,9 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         try:
             write(temporary)
             temporary.chmod(0o644)
+            if _unsynced.get():
+                temporary.replace(path)
+                return
             with temporary.open("rb+") as handle:
                 os.fsync(handle.fileno())
             temporary.replace(path)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from feddpc.run.experiment import Setting
+from feddpc.run.validation import judge
 
 T = TypeVar("T")
 
@@ -23,7 +24,8 @@ def twin(setting: Setting) -> Setting:
     """Return ``setting`` for another thread: with a network of its own, and the same data."""
     task = setting.task.twin()
     evaluate = task.evaluate if setting.federation.evaluate else None
-    federation = dataclasses.replace(setting.federation, task=task, evaluate=evaluate)
+    validate = judge(task, setting.data, setting.held_out) if setting.federation.validate else None
+    federation = dataclasses.replace(setting.federation, task=task, evaluate=evaluate, validate=validate)
     return dataclasses.replace(setting, task=task, federation=federation)
 
 

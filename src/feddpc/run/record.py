@@ -18,11 +18,13 @@ import torch
 
 from feddpc._version import __version__
 from feddpc.engine.rounds import Record
-from feddpc.errors import BadInputError, RunFolderError
+from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
 from feddpc.run.config import Config, read_toml, write_toml
 from feddpc.run.files import explained, replace_text
 
 FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
+#: What a record has besides where samples were held out.
+VALIDATION = ("validation_accuracy", "validation_loss")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class StoredRun:
     summary: dict[str, Any] | None
     environment: dict[str, Any]
     privacy: dict[str, Any] = field(default_factory=dict)  #: what left the clients beside their updates
+    holdings: dict[str, Any] = field(default_factory=dict)  #: samples by client and class, and the classes' names
 
 
 class RunFolder:
@@ -69,7 +72,11 @@ class RunFolder:
         """Continue a run: records behind the checkpoint are cut off, they will be computed again."""
         run = cls(path)
         run._acquire()
-        run._open(record_bytes)
+        try:
+            run._open(record_bytes)
+        except BaseException:
+            run.close()
+            raise
         return run
 
     @property
@@ -96,9 +103,9 @@ class RunFolder:
         """Note what changed when a run was resumed: more rounds, another place for memories."""
         replace_text(self.path / "config.toml", write_toml(config.asdict()))
 
-    def note(self, name: str, value: dict[str, Any]) -> None:
+    def note(self, name: str, value: dict[str, Any], *, indent: int | None = 1) -> None:
         """Write a small file ``NAME.json`` beside the records."""
-        replace_text(self.path / f"{name}.json", json.dumps(value, indent=1) + "\n")
+        replace_text(self.path / f"{name}.json", json.dumps(value, indent=indent) + "\n")
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
@@ -132,14 +139,17 @@ class RunFolder:
             return
         except OSError:
             self._lock.close()
-            raise RunFolderError(
+            raise FolderInUseError(
                 f"{self.path} is in use by another process: wait for it, or choose another --out"
             ) from None
 
 
 def line(record: Record) -> bytes:
     """Return the JSON line of a round; a number that is not finite is written as null."""
-    values = {name: getattr(record, name) for name in FIELDS} | record.notes
+    values = {name: getattr(record, name) for name in FIELDS}
+    if record.validation is not None:
+        values |= dict(zip(VALIDATION, record.validation, strict=True))
+    values |= record.notes
     return (json.dumps({k: _plain(v) for k, v in values.items()}) + "\n").encode()
 
 
@@ -147,8 +157,11 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_records(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """Return the rounds of a ``rounds.jsonl`` (its first ``size`` bytes); a torn last line is left out."""
+def read_records(path: Path, size: int | None = None, damage: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return the rounds of a ``rounds.jsonl`` (its first ``size`` bytes); a torn last line is left out.
+
+    A line that makes no sense is an error; with ``damage`` it is said there, and the rounds before it are returned.
+    """
     try:
         data = path.read_bytes()[:size]
     except FileNotFoundError:
@@ -162,7 +175,10 @@ def read_records(path: Path, size: int | None = None) -> list[dict[str, Any]]:
             if not isinstance(record, dict) or record.get("round") != number:
                 raise ValueError("it is not the record of that round")
         except ValueError as error:
-            raise RunFolderError(f"{path}, line {number}: {error}") from None
+            if damage is None:
+                raise RunFolderError(f"{path}, line {number}: {error}") from None
+            damage.append(f"{path}, line {number}: {error}; the rounds from there on are left out")
+            break
         records.append(record)
     return records
 
@@ -189,25 +205,31 @@ def load_config(path: Path) -> Config:
         raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
 
 
-def load(path: Path) -> StoredRun:
-    """Read a run folder, finished or not."""
+def load(path: Path, damage: list[str] | None = None) -> StoredRun:
+    """Read a run folder, finished or not.
+
+    With ``damage`` what cannot be read is said there and left out; only the configuration must be whole.
+    """
     config = load_config(path)
-    records = read_records(path / "rounds.jsonl")
-    summary = read_json(path / "summary.json") or None
-    known = [read_json(path / f"{name}.json") for name in ("environment", "privacy")]
-    return StoredRun(path, config, records, summary, *known)
+    records = read_records(path / "rounds.jsonl", damage=damage)
+    names = ("summary", "environment", "privacy", "holdings")
+    summary, *known = (read_json(path / f"{name}.json", damage) for name in names)
+    return StoredRun(path, config, records, summary or None, *known)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a table; an absent one is empty."""
+def read_json(path: Path, damage: list[str] | None = None) -> dict[str, Any]:
+    """Read a JSON file that holds a table; an absent one is empty, and so is a broken one if ``damage`` says so."""
     if not path.exists():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("it holds no table")
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path} cannot be read: it holds no table")
+        if damage is None:
+            raise RunFolderError(f"{path} cannot be read: {error}") from None
+        damage.append(f"{path} cannot be read: {error}")
+        return {}
     return value
 
 
@@ -229,6 +251,20 @@ def summarise(config: Config, records: Sequence[dict[str, Any]], status: str, re
         "final_accuracy": last[-1] if last else None,
         "last10_accuracy": float(np.mean(last)) if last else None,
         "seconds_per_round": float(np.mean(seconds)) if seconds else None,
+        **_validated(scored),
+    }
+
+
+def _validated(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the round that held-out samples choose, and the test accuracy there; nothing if there are none."""
+    judged = [r for r in scored if r.get("validation_accuracy") is not None]
+    if not judged:
+        return {}
+    chosen = max(judged, key=lambda r: r["validation_accuracy"])
+    return {
+        "validation_accuracy": chosen["validation_accuracy"],
+        "validation_round": chosen["round"],
+        "validated_accuracy": chosen["test_accuracy"],
     }
 
 

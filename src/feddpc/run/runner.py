@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import threading
 import time
@@ -25,6 +26,7 @@ from feddpc.run.config import MAY_CHANGE, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method
 from feddpc.run.record import RunFolder, environment, is_run, line, load_config, read_json, read_records, summarise
 from feddpc.run.specialise import specialise
+from feddpc.run.tracking import Track, Tracking
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -84,13 +86,18 @@ def execute(
     on_round: OnRound | None = None,
     stop: Stop | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    lean: bool = False,
+    track: Track = (),
 ) -> Outcome:
     """Run ``setting.config`` to its last round and return what came out.
 
     With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
     with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
+    A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
+    ``track`` names who else is told of the rounds; a resumed run goes on with those it had.
     """
     stop = stop or Stop()
+    tracking = Tracking.of(track, out, resume)
     if method is None:
         method, config = make_method(setting.config)
     else:
@@ -114,23 +121,33 @@ def execute(
         about = environment(machine.name, timings, config.device, setting.fingerprint())
         folder = RunFolder.create(out, config, about)
         folder.note("privacy", setting.privacy(method))
+        if not lean:
+            folder.note("holdings", setting.holdings(), indent=None)
         if setting.learned:
             checkpoint.save_model(out / LEARNED, setting.learned)
-    keeper = _Keeper(folder, progress, checkpoint_seconds)
+    keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
+    summary: dict[str, Any] | None = None
     try:
+        if out is not None:
+            tracking.begin(config, out, records)
         while ended is None:
             record = advance(setting.federation, method, machine, progress)
             records.append(json.loads(line(record)))
             ended = _why(record, config, stop)
-            keeper.keep(record, last=ended is not None)
+            keeper.keep(record, ended)
+            tracking.round(records[-1])
             if on_round is not None:
                 on_round(records[-1])
         status, reason = ended
         summary = summarise(config, records, status, reason) | {"costs": progress.meter.summary()}
         if folder is not None:
-            checkpoint.save_model(folder.path / "model.safetensors", setting.flat.state_dict(progress.w))
+            if not lean:
+                checkpoint.save_model(folder.path / "model.safetensors", setting.flat.state_dict(progress.w))
             folder.finish(summary)
+            if lean and status != "interrupted":
+                shutil.rmtree(folder.checkpoint, ignore_errors=True)
     finally:
+        tracking.end(summary)
         if folder is not None:
             folder.close()
     return Outcome(config, status, reason, records, summary, progress.w, out, setting)
@@ -144,23 +161,25 @@ def _learned(out: Path) -> State | None:
 class _Keeper:
     """Writes every round down, and a checkpoint now and then; without a folder it does nothing."""
 
-    def __init__(self, folder: RunFolder | None, progress: Progress, seconds: float) -> None:
-        self.folder, self.progress, self.seconds = folder, progress, seconds
+    def __init__(self, folder: RunFolder | None, progress: Progress, seconds: float, lean: bool) -> None:
+        self.folder, self.progress, self.seconds, self.lean = folder, progress, seconds, lean
         self.due = time.monotonic() + seconds
 
-    def keep(self, record: Record, *, last: bool) -> None:
-        """Record a round."""
+    def keep(self, record: Record, ended: tuple[str, str | None] | None) -> None:
+        """Record a round, and how the run ended if it was the last."""
         if self.folder is None:
             return
         self.folder.append(record)
         began = time.monotonic()
-        if not last and began < self.due:
+        if ended is None and began < self.due:
             return
+        if ended is not None and self.lean and ended[0] != "interrupted":
+            return  # the checkpoints are about to go
         self.folder.sync()  # the records must be on the disk before a checkpoint says so
         checkpoint.save(self.folder.checkpoint, self.progress, self.folder.record_bytes, record.diverged)
         # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
-        took = time.monotonic() - began
-        self.due = time.monotonic() + max(self.seconds, 20 * took if self.seconds else 0.0)
+        took, share = time.monotonic() - began, 100 if self.lean else 20
+        self.due = time.monotonic() + max(self.seconds, share * took if self.seconds else 0.0)
 
 
 def _why(record: Record, config: Config, stop: Stop) -> tuple[str, str | None] | None:

@@ -14,6 +14,7 @@ from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
 from feddpc.methods.world import World
 from feddpc.run.config import Config
 from feddpc.run.experiment import Setting
+from feddpc.run.validation import judge
 
 
 def with_reserve(config: Config, methods: Iterable[Method]) -> Config:
@@ -67,6 +68,7 @@ def specialise(setting: Setting, method: Method, learned: State | None = None) -
             task=task,
             planner=dataclasses.replace(federation.planner, partition=world.partition),
             evaluate=task.evaluate,
+            validate=judge(task, setting.data, setting.held_out),
             kit={k: _placed(v, w0) for k, v in world.kit.items()},
             once=(world.down_once + sum(v.numel() for v in world.kit.values()), world.up_once),
         ),

@@ -1,5 +1,3 @@
-"use strict";
-
 // A first click on a column of numbers puts the largest first, on a column of words the first letter.
 function sort(header) {
   const row = header.parentElement;
@@ -18,15 +16,31 @@ function sort(header) {
   body.append(...known.map(([, tr]) => tr), ...keyed.filter(([key]) => key === "").map(([, tr]) => tr));
 }
 
-for (const header of document.querySelectorAll("table.sortable thead th")) {
-  header.querySelector("button").addEventListener("click", () => sort(header));
+// A spreadsheet must take a name for a name, also one that begins like a formula.
+function cell(value) {
+  if (typeof value !== "string") return value ?? "";
+  const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
-document.getElementById("download").addEventListener("click", () => {
-  const text = document.getElementById("data").textContent;
+// All rounds of all runs, a line each.
+function roundsAsCsv() {
+  const names = (of) => [...new Set(DATA.runs.flatMap((run) => Object.keys(run[of])))];
+  const [curves, notes] = [names("rounds"), names("notes")];
+  const lines = [["run", "configuration", "seed", ...curves, ...notes].map(cell).join(",")];
+  for (const run of DATA.runs) {
+    run.rounds.round.forEach((_, i) => {
+      const values = [...curves.map((key) => run.rounds[key]?.[i]), ...notes.map((key) => run.notes[key]?.[i])];
+      lines.push([run.name, DATA.groups[run.group].label, run.seed, ...values].map(cell).join(","));
+    });
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+function download(name, type, text) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  link.download = "curves.json";
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-});
+}

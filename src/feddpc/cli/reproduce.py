@@ -1,0 +1,238 @@
+"""``feddpc reproduce``: the paper's tables and figures, run again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddpc.cli import flags, reproduced
+from feddpc.errors import BadInputError, RunFolderError
+
+if TYPE_CHECKING:
+    from feddpc.reproduce.question import Question
+    from feddpc.reproduce.sheet import Sheet
+    from feddpc.sweep.workers import Workers
+
+app = typer.Typer(help="The paper's tables and figures, run again, beside what it reports.", no_args_is_help=True)
+
+#: What `feddpc reproduce --help` says of each target.
+TARGETS = {
+    "table1": "Costs: counted while the methods run, beside the paper's formulas.",
+    "table2": "Best accuracy of all methods, ours beside the paper's.",
+    "figure1": "Curves of Table 2 on CIFAR-10.",
+    "figure2": "Curves of Table 2 on CIFAR-100.",
+    "figure3": "Curves of Table 2 on Tiny ImageNet.",
+    "figure4": "Ablation: projection, scaling, both.",
+    "figure5": "The study of lambda, and its control.",
+    "all": "All of these.",
+}
+#: Exit code of a reproduction that reports what is there, and that something is missing.
+UNFINISHED = 3
+
+
+def reproduce(
+    context: typer.Context,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="cifar10, cifar100, tiny-imagenet or digits; several with commas. [default: the paper's]",
+            rich_help_panel=flags.EXPERIMENT,
+        ),
+    ] = None,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers with commas between them. [default: 0.2,0.6; 0.2 for figures 4 and 5]",
+            rich_help_panel=flags.EXPERIMENT,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Numbers with commas between them.", rich_help_panel=flags.EXPERIMENT)
+    ] = "0,1,2,3,4",
+    grid: Annotated[
+        bool,
+        typer.Option(
+            "--grid/--tuned",
+            help="First the paper's whole grid, to find the best settings; or only those found before.",
+            rich_help_panel=flags.EXPERIMENT,
+        ),
+    ] = False,
+    select: Annotated[
+        str,
+        typer.Option(
+            help="Use the settings that were best on: test, as in the paper, or validation (held out).",
+            rich_help_panel=flags.EXPERIMENT,
+        ),
+    ] = "test",
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            help="paper, small or tiny: shortened versions, which say so. [default: paper; small for digits]",
+            rich_help_panel=flags.EXPERIMENT,
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rounds, if not those of the scale.", rich_help_panel=flags.EXPERIMENT),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Only these rows of Table 2, with commas. [default: all]", rich_help_panel=flags.EXPERIMENT),
+    ] = None,
+    grid_seeds: Annotated[
+        str, typer.Option(help="Seeds of the grid; the paper has one.", rich_help_panel=flags.EXPERIMENT)
+    ] = "0",
+    rates: Annotated[
+        str | None, typer.Option(help="Only these rates of the grid.", rich_help_panel=flags.EXPERIMENT)
+    ] = None,
+    values: Annotated[
+        str | None,
+        typer.Option(help="Only these values of the grid's second parameter.", rich_help_panel=flags.EXPERIMENT),
+    ] = None,
+    device: flags.Device = None,
+    engine: flags.Engine = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes of this machine, a thread each. [default: this one; for digits one a core]",
+            rich_help_panel=flags.TRAINING,
+        ),
+    ] = None,
+    at_once: flags.AtOnce = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for all results; what is there is not run again.", rich_help_panel=flags.OUTPUT)
+    ] = Path("runs/reproduce"),
+    report_only: Annotated[
+        bool,
+        typer.Option("--report-only", help="Run nothing: report what is there.", rich_help_panel=flags.OUTPUT),
+    ] = False,
+    quiet: flags.Quiet = False,
+    as_json: flags.Json = False,
+) -> None:
+    """Run what is missing, then print tables and findings and write figures and a page."""
+    from rich.console import Console
+
+    from feddpc.cli.display import Many
+    from feddpc.reproduce import work
+    from feddpc.reproduce.question import Question, data_of
+    from feddpc.run.runner import Stop
+
+    target = str(context.info_name)
+    wanted = data_of(target, None if data is None else flags.listed(data, "--data"))
+    given: dict[str, Any] = {
+        "alphas": None if alpha is None else _numbers(alpha, "--alpha"),
+        "seeds": tuple(flags.seed_numbers(seeds, None) or ()),
+        "grid_seeds": tuple(flags.seed_numbers(grid_seeds, None) or ()),
+        "select": select,
+        "rounds": rounds,
+        "rows": None if methods is None else tuple(flags.listed(methods, "--methods")),
+        "rates": None if rates is None else _numbers(rates, "--rates"),
+        "values": None if values is None else _numbers(values, "--values"),
+        "placing": {k: v for k, v in (("device", device), ("engine", engine)) if v is not None},
+    }
+    given = {k: v for k, v in given.items() if v is not None}
+    questions = [Question(name, scale or _usual(name), **given) for name in wanted]
+    if not report_only and target != "table1":
+        work.require_data(list(wanted))
+    speak = not (quiet or as_json)
+    costs = _table1(questions, out) if target in ("table1", "all") else []
+    for sheet in costs if speak else ():
+        reproduced.show_sheet(sheet)
+    stop, reports = Stop(), []
+    with stop.on_interrupt():
+        for question in questions if target != "table1" else ():
+            place = work.Place.of(out, question)
+            with Many(Console(stderr=True), question.data, quiet=report_only or not speak) as progress:
+                labour = work.Labour(
+                    report_only, _crew(question.data, processes, at_once or flags.usual_at_once(device)), progress, stop
+                )
+                reports.append(work.carry_out(question, wanted[question.data], place, labour, grid=grid))
+            if speak:
+                reproduced.show(reports[-1])
+            if stop.wanted:
+                break
+    if as_json:
+        found = {"studies": [reproduced.as_dict(r) for r in reports], "table1": list(map(reproduced.sheet_dict, costs))}
+        typer.echo(json.dumps(found))
+    if stop.wanted:
+        raise typer.Exit(130)
+    if any(report.missing for report in reports):
+        raise typer.Exit(UNFINISHED)
+
+
+for _name, _help in TARGETS.items():
+    app.command(_name, help=_help)(reproduce)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="A folder of results: OUT/DATA/SCALE.")],
+    to: Annotated[Path, typer.Option(help="The file to write, e.g. results/cifar10.json.")],
+) -> None:
+    """Write the records of a study to one compact file, from which the documents can be made."""
+    from feddpc.reproduce import records
+    from feddpc.reproduce.study import all_runs
+
+    path = folder / "records.json"
+    if not path.is_file():
+        below = sorted(p.parent for p in folder.glob("**/records.json"))
+        hint = f"; there are {', '.join(map(str, below))}" if below else ""
+        raise RunFolderError(f"{folder} holds no results of `feddpc reproduce`{hint}")
+    records.write(records.read(path), to)
+    typer.echo(f"{to}: {len(all_runs(records.read(to).rows))} runs, {to.stat().st_size / 1e6:.2f} MB")
+
+
+@app.command()
+def docs(
+    files: Annotated[list[Path], typer.Argument(help="Files of records; those of one study are put together.")],
+    to: Annotated[Path, typer.Option(help="The document to write.")] = Path("docs/reproduction.md"),
+    images: Annotated[Path, typer.Option(help="Folder for its figures.")] = Path("docs/images/reproduction"),
+) -> None:
+    """Make the document of the reproduction anew, from records alone."""
+    from feddpc.reproduce import documents, records
+
+    for path in documents.write(records.read_all(files), to, images):
+        typer.echo(str(path))
+
+
+def _usual(data: str) -> str:
+    """Return the scale of a data set if none is asked for."""
+    return "small" if data == "digits" else "paper"
+
+
+def _numbers(text: str, flag: str) -> tuple[float, ...]:
+    """Read numbers with commas between them."""
+    try:
+        return tuple(float(item) for item in flags.listed(text, flag))
+    except ValueError:
+        raise BadInputError(f"{flag} {text!r}: write numbers with commas between them") from None
+
+
+def _crew(data: str, count: int | None, at_once: int) -> Workers:
+    """Return who works: by default this process, and for digits a process for every core."""
+    from feddpc.sweep import InProcess, Processes
+
+    count = count or ((os.cpu_count() or 1) if data == "digits" else 1)
+    return InProcess(at_once=at_once) if count == 1 else Processes(count, at_once=at_once)
+
+
+def _table1(questions: Sequence[Question], out: Path) -> list[Sheet]:
+    """Write Table 1 of each data set, which needs no runs and no data, and return all."""
+    from feddpc.reproduce import costs, work
+    from feddpc.run.files import explained, replace_text
+
+    made = []
+    for question in questions:
+        folder = work.Place.of(out, question).results
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        for sheet in costs.table1(question.data, question.scale):
+            replace_text(folder / f"{sheet.name}.csv", sheet.csv())
+            made.append(sheet)
+    return made

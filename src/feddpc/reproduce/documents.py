@@ -1,0 +1,108 @@
+"""The reproduction as Markdown: one section a study, and the document that holds them all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from feddpc.reproduce import costs, figures, paper, tables
+from feddpc.reproduce.claims import findings
+from feddpc.reproduce.comparisons import comparisons
+from feddpc.reproduce.sheet import Sheet
+from feddpc.reproduce.study import Study
+from feddpc.run.files import explained, replace_file, replace_text
+
+#: The parts that have runs, in the order in which they are shown.
+PARTS = ("grid", "table2", "figure4", "figure5")
+_CAPTIONS = {
+    "table2": "Best accuracy, ours beside the paper's",
+    "curves": "Accuracy and loss over rounds; the band is from the lowest to the highest seed",
+    "geometry": "FedDPC's mean factor (dashed: 1 + lambda) and the mean cosine of updates with the last global update",
+    "ablation": "Ablation",
+    "lambda": "The study of lambda",
+    "step": "FedDPC's lambda, and FedAvg with its server step multiplied by 1 + lambda",
+}
+
+
+def sheets(study: Study, part: str) -> list[Sheet]:
+    """Return the tables of a part."""
+    if part == "grid":
+        return [tables.grid(study, alpha) for alpha in study.alphas("grid")]
+    if part == "table2":
+        pairs = [(tables.table2(study, a), comparisons(study, a)) for a in study.alphas("table2")]
+        return [sheet for pair in pairs for sheet in pair if sheet is not None]
+    return [tables.figure(study, part, alpha) for alpha in study.alphas(part)]
+
+
+def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> str:
+    """Return a study as Markdown; ``pictures`` are addresses of figures by name."""
+    blocks = [f"## {study.title[0].upper()}{study.title[1:]}"]
+    if study.origin.get("machine"):
+        blocks.append("Run with " + ", ".join(f"{k} {v}" for k, v in study.origin["machine"].items()) + ".")
+    for part in parts:
+        blocks += [sheet.markdown() for sheet in sheets(study, part)]
+    for name, where in pictures.items():
+        blocks.append(f"![{_CAPTIONS[name.partition('-alpha')[0]]}, {study.title}]({where})")
+    judged = [f for f in findings(study) if f.part in parts]
+    if judged:
+        blocks.append(tables.findings(judged, study.title).markdown())
+    return "\n\n".join(blocks)
+
+
+def render(studies: Sequence[Study], images: str) -> str:
+    """Return the document of ``studies``; ``images`` is the address of the folder that holds a folder for each."""
+    sections = []
+    for study in studies:
+        parts = [part for part in PARTS if study.part(part)]
+        pictures = {name: f"{images}/{_folder(study)}/{name}.png" for name in figures.available(study, parts)}
+        sections.append(section(study, parts, pictures))
+    local, server = costs.table1("cifar10", "paper")
+    return Template((files("feddpc.reproduce") / "reproduction.md").read_text(encoding="utf-8")).substitute(
+        summary=_summary(studies),
+        sections="\n\n".join(sections),
+        table1=f"{local.markdown()}\n\n{server.markdown()}",
+        rates=", ".join(f"{v:g}" for v in paper.RATES),
+        values=", ".join(f"{v:g}" for v in paper.VALUES),
+    )
+
+
+def write(studies: Sequence[Study], path: Path, images: Path) -> list[Path]:
+    """Write the document of ``studies`` to ``path``, its figures below the folder ``images``; return all paths."""
+    made = [path]
+    for study in studies:
+        folder = images / _folder(study)
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        made += figures.draw_all(study, folder, PARTS)
+    for picture in made[1:]:
+        _slim(picture)
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, render(studies, Path(os.path.relpath(images, path.parent)).as_posix()))
+    return made
+
+
+def _folder(study: Study) -> str:
+    return f"{study.data}-{study.scale}"
+
+
+def _summary(studies: Sequence[Study]) -> str:
+    """Return the verdicts on the paper's claims, counted by study."""
+    lines = ["| data and scale | claims that hold | do not hold | cannot be told |", "|---|---:|---:|---:|"]
+    for study in studies:
+        verdicts = [f.verdict for f in findings(study) if f.line is not None]
+        counts = [str(verdicts.count(v)) for v in ("holds", "does not hold", "cannot be told")]
+        lines.append(f"| {study.title} | {' | '.join(counts)} |")
+    return "\n".join(lines)
+
+
+def _slim(picture: Path) -> None:
+    """Keep 256 colours of a picture, which nobody can tell from all: a third of the bytes, for good, in the history."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    replace_file(picture, lambda temporary: few.save(temporary, format="PNG", optimize=True))

@@ -1,0 +1,129 @@
+"""The compact file: it gives back what tables, figures and findings are made of, and stays small."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from feddpc import presets
+from feddpc.errors import RunFolderError
+from feddpc.reproduce import documents, records
+from feddpc.reproduce.claims import findings
+from feddpc.reproduce.study import Line, Row, Study
+from made_up import row, stored
+
+
+def test_tables_and_findings_are_the_same_from_the_file(study, tmp_path):
+    records.write(study, tmp_path / "r.json")
+    back = records.read(tmp_path / "r.json")
+    assert (back.data, back.scale, back.short, back.origin) == (study.data, study.scale, study.short, study.origin)
+    for part in documents.PARTS:
+        assert documents.sheets(back, part) == documents.sheets(study, part)
+    assert findings(back) == findings(study)
+
+
+def test_writing_again_changes_nothing(study, tmp_path):
+    records.write(study, tmp_path / "r.json")
+    assert records.dumps(records.read(tmp_path / "r.json")) == (tmp_path / "r.json").read_text()
+
+
+def test_values_are_rounded_and_what_is_missing_stays_missing(tmp_path):
+    config = presets.digits(scale="tiny", rounds=3)
+    run = stored(config, [0.1234567, None, 0.3], loss=[1.23456, 2.0, 3e-7], mean_scale=2.123456, mean_cosine=None)
+    rows = [Row(Line("table2", 0.2, "feddpc", "FedDPC", config, (0, 1)), {0: run})]
+    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    (back,) = records.read(tmp_path / "r.json").rows
+    assert back.missing == [1]
+    assert [r["test_accuracy"] for r in back.runs[0].records] == [0.12346, None, 0.3]
+    assert [r["train_loss"] for r in back.runs[0].records] == [1.235, 2.0, 3e-7]
+    assert {r["mean_scale"] for r in back.runs[0].records} == {2.123}
+    assert back.scores[0].seconds == 0.5
+    assert np.isnan(back.scores[0].cosine)
+    assert dataclasses.replace(back.runs[0].config, threads=config.threads) == config
+
+
+def test_accuracies_on_the_test_set_are_exact(tmp_path):
+    """On 359 digits differences are multiples of 1/359; rounded, equal ones would no longer be equal to a test."""
+    config = presets.digits(scale="tiny", rounds=4)
+    accuracy = [80 / 359, None, 0.0, 1.0]
+    rows = [Row(Line("table2", 0.2, "feddpc", "FedDPC", config, (0,)), {0: stored(config, accuracy)})]
+    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    (back,) = records.read(tmp_path / "r.json").rows
+    assert [r["test_accuracy"] for r in back.runs[0].records] == accuracy
+    lost = stored(config, [None] * 4)
+    records.write(Study("digits", "tiny", "", [Row(rows[0].line, {0: lost})]), tmp_path / "r.json")
+    assert len(records.read(tmp_path / "r.json").rows[0].runs[0].records) == 4
+
+
+def test_how_a_run_ended_is_kept(tmp_path):
+    rows = [row("table2", "feddpc", [0.5], status="diverged")]
+    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    assert records.read(tmp_path / "r.json").rows[0].diverged == [0]
+
+
+def test_a_run_that_serves_several_rows_is_stored_once(study, tmp_path):
+    shared = study.rows[0]
+    twin = Row(dataclasses.replace(shared.line, part="figure4"), shared.runs)
+    records.write(Study("digits", "tiny", "", [shared, twin]), tmp_path / "r.json")
+    assert len(json.loads((tmp_path / "r.json").read_text())["runs"]) == len(shared.runs)
+    a, b = records.read(tmp_path / "r.json").rows
+    assert a.runs[0] is b.runs[0]
+    # Also where one of the two was read from such a file, as when one part is asked for anew.
+    records.write(Study("digits", "tiny", "", [shared, b]), tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == (tmp_path / "r.json").read_text()
+
+
+def test_runs_that_came_out_alike_stay_apart(tmp_path):
+    rows = [row("table2", name, [0.5]) for name in ("fedprox", "fedavg")]
+    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    back = records.read(tmp_path / "r.json")
+    assert [r.runs[0].config.method for r in back.rows] == ["fedprox", "fedavg"]
+
+
+def test_the_whole_grid_of_cifar10_fits_into_two_megabytes():
+    """190 runs of 400 rounds with test and validation accuracy, as CIFAR-10's sizes make them: 4 decimals."""
+    rng = np.random.default_rng(0)
+    config = presets.cifar10("fedprox", validation=0.1)
+    rows = []
+    for i in range(190):
+        run = stored(config, rng.integers(0, 10_000, 400) / 10_000, loss=rng.random(400))
+        for record, value in zip(run.records, rng.integers(0, 5_000, 400) / 5_000, strict=True):
+            record["validation_accuracy"] = value
+        rows.append(Row(Line("grid", 0.2, f"fedprox lr={i}", "FedProx", config, (0,)), {0: run}))
+    text = records.dumps(Study("cifar10", "paper", "", rows))
+    assert 0.8e6 < len(text) < 2e6
+    assert "train_loss" not in text  # the grid's choice needs accuracies only
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{}], "shared": {}}'])
+def test_a_foreign_file_is_refused(tmp_path, text):
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"r\.json"):
+        records.read(tmp_path / "r.json")
+    with pytest.raises(RunFolderError, match="there is no file"):
+        records.read(tmp_path / "absent.json")
+
+
+def test_files_of_one_study_are_put_together(study, whole, tmp_path):
+    parts = {"a": study.part("table2"), "b": study.part("figure4"), "c": study.part("table2")[:1]}
+    for name, rows in parts.items():
+        records.write(dataclasses.replace(study, rows=rows, origin={name: 1}), tmp_path / f"{name}.json")
+    records.write(whole, tmp_path / "whole.json")
+    first, second = records.read_all([tmp_path / f"{name}.json" for name in ("a", "b", "c", "whole")])
+    assert (first.data, second.data) == ("cifar10", "digits")  # in the order of the presets
+    names = [(row.line.part, row.line.alpha, row.line.name) for row in second.rows]
+    assert names == [(r.line.part, r.line.alpha, r.line.name) for r in (*parts["a"], *parts["b"])]
+    assert second.origin == {"a": 1, "b": 1, "c": 1}
+
+
+def test_an_empty_study_can_be_kept(tmp_path):
+    records.write(Study("digits", "tiny", "short"), tmp_path / "r.json")
+    assert records.read(tmp_path / "r.json") == Study("digits", "tiny", "short")
+
+
+def test_the_machine_is_what_all_runs_agree_on():
+    a, b = row("table2", "feddpc", [0.5, 0.6]).runs.values()
+    other = dataclasses.replace(b, environment={**b.environment, "device": "cuda"})
+    assert records.machine([a, b]) == {"torch": "2.0", "cores": 2, "device": "cpu"}
+    assert records.machine([a, other]) == {"torch": "2.0", "cores": 2}

@@ -1,0 +1,48 @@
+"""What the tests of sweeps share: small items, and results without what a clock says."""
+
+import re
+from pathlib import Path
+
+from feddpc.run.config import Config
+from feddpc.sweep import Item, Outcome
+
+SMALL = {
+    "model": "mlp",
+    "model_options": {"hidden": [8]},
+    "clients": 10,
+    "cohort": 3,
+    "rounds": 4,
+    "batch_size": 16,
+    "validation": 0.1,
+    "engine": "loop",
+    "device": "cpu",
+}
+
+
+def config(**values) -> Config:
+    return Config.read({**SMALL, **values})
+
+
+def items(methods=("fedavg", "feddpc"), rates=(0.3, 0.1), seeds=(0,), **values) -> list[Item]:
+    return [
+        Item(config(method=m, lr=lr, seed=s, **values), f"{m} {lr} {s}") for m in methods for lr in rates for s in seeds
+    ]
+
+
+def numbers(outcomes: list[Outcome]) -> list[tuple]:
+    """Everything that must not depend on who ran the items, or how often they were interrupted."""
+    return [
+        (
+            *(o.key, o.status, o.rounds, o.best_accuracy, o.best_round, o.last10_accuracy, o.final_accuracy),
+            *(o.validation_accuracy, o.validation_round, o.validated_accuracy),
+        )
+        for o in outcomes
+    ]
+
+
+def records(folder: Path) -> dict[str, bytes]:
+    """The rounds of every item, byte for byte, but for the seconds."""
+    return {
+        path.parent.name: re.sub(rb'"seconds": [^,]+,', b"", path.read_bytes())
+        for path in sorted((folder / "items").glob("*/rounds.jsonl"))
+    }
