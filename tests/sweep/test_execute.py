@@ -336,3 +336,12 @@ def test_what_sweeps_share_is_built_once(tmp_path, monkeypatch):
     worlds._kept.clear()
     execute(items(rates=(0.3, 0.2, 0.1), seeds=(0, 1)), tmp_path)
     assert built == [0, 1]
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_items_beside_each_other_have_the_numbers_of_items_alone(tmp_path, engine):
+    some = items(methods=("fedavg", "feddpc", "fedvarp"), engine=engine, threads=1)
+    alone = execute(some, tmp_path / "one", workers=InProcess())
+    beside = execute(some, tmp_path / "three", workers=InProcess(at_once=3))
+    assert numbers(beside) == numbers(alone)
+    assert all(outcome.status == "done" for outcome in beside)

@@ -125,7 +125,7 @@ def compare(
         int,
         typer.Option(
             min=1,
-            help="Runs at a time, for a GPU that small models leave idle; their seconds are then not those of one alone.",
+            help="Runs at a time, for a GPU that small models leave idle; each then takes longer than alone.",
             rich_help_panel=flags.TRAINING,
         ),
     ] = 1,
