@@ -8,13 +8,13 @@ import torch
 
 from feddpc import methods
 from feddpc.engine.buffers import row_classes
-from feddpc.engine.captured import MOST_SIZES, Captured, Streams
+from feddpc.engine.captured import MOST_PROBES, MOST_SIZES, Captured, Streams
 from feddpc.engine.loop import Loop
 from feddpc.engine.rounds import Progress, advance
 from feddpc.errors import BadInputError
 from feddpc.run.experiment import choose_engine
 from feddpc.run.runner import execute
-from support import DEVICE, HARD, VARIANTS, compare_with_loop, run_rounds, small_setting
+from support import DEVICE, HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, small_setting
 
 PLAIN = [name for name in VARIANTS if " " not in name]
 
@@ -144,3 +144,27 @@ def test_what_was_planned_ahead_is_what_would_be_planned_then():
     assert federation.plan(5, some).index.tolist() == federation.planner.plan(5, some).index.tolist()
     other = dataclasses.replace(federation, planner=dataclasses.replace(federation.planner, seed=9))
     assert other.plan(5, fresh.answered).index.tolist() != plan.index.tolist()  # nothing is carried over
+
+
+@pytest.mark.parametrize("name", ["fedga fresh", "fedamd", "scaffold warm"])
+def test_probes_are_captured_once_for_a_shape(name):
+    """Later rounds ask from the graphs of the first ones, and shapes that come too late are asked without."""
+    name = next(n for n in VARIANTS if all(word in n for word in name.split()))
+    method, engine = VARIANTS[name], Captured(anywhere=True)
+    setting = setting_for(method)
+    _, records = run_rounds(setting, method, engine, 12)
+    assert 0 < len(engine._probes) <= MOST_PROBES
+    captured = engine.captures
+    _, repeated = run_rounds(setting, method, engine, 12)
+    assert engine.captures == captured
+    assert [r.test_loss for r in repeated] == [r.test_loss for r in records]
+
+
+def test_probes_beyond_the_last_shape_are_asked_without_a_graph(monkeypatch):
+    from feddpc.engine import captured
+
+    monkeypatch.setattr(captured, "MOST_PROBES", 0)
+    method = VARIANTS[next(n for n in VARIANTS if "fedga" in n and "fresh" in n)]
+    engine = Captured(anywhere=True)
+    compare_with_loop(method, engine, {}, rounds=2)
+    assert not engine._probes

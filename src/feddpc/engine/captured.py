@@ -23,6 +23,7 @@ from torch import Tensor
 from feddpc.data.batches import Plan
 from feddpc.engine.base import Done, Engine, Trained
 from feddpc.engine.buffers import capturing
+from feddpc.engine.probing import Probing
 from feddpc.engine.session import Session
 from feddpc.engine.stacked import Stacked
 from feddpc.methods.base import Cohort, Method, State
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 #: Cohort sizes that are captured; a round with yet another one is run by the fallback.
 MOST_SIZES = 4
+
+
+#: Shapes of a probe that are captured: numbers of clients asked, and of batches of the largest of them.
+MOST_PROBES = 24
 
 
 class Captured(Engine):
@@ -51,6 +56,8 @@ class Captured(Engine):
         self._sessions: dict[int, Session] = {}
         self._too_large: set[int] = set()
         self._about: tuple[object, ...] = ()
+        self._probes: dict[tuple[int, ...], Probing] = {}
+        self._asking: tuple[object, ...] = ()
 
     def refuses(self, task: Task) -> str | None:
         """Modules that draw for themselves cannot be replayed, and graphs need a GPU."""
@@ -58,9 +65,19 @@ class Captured(Engine):
             return "graphs need a GPU"
         return self.fallback.refuses(task)
 
+    @torch.no_grad()
     def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
-        """Ask all clients at once, uncaptured."""
-        return self.fallback.probe(method, task, w, plan)
+        """Ask all clients at once: from a graph if plans of this shape were captured or may still be."""
+        if (task, method) != self._asking:
+            self._probes, self._asking = {}, (task, method)
+        shape = plan.index.shape
+        if shape not in self._probes:
+            if len(self._probes) >= MOST_PROBES:
+                return self.fallback.probe(method, task, w, plan)
+            with capturing():
+                self._probes[shape] = Probing(method, task, w, plan)
+            self.captures += 1
+        return self._probes[shape](w, plan)
 
     def train(self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: Plan, lr: float) -> Trained:
         """Train all clients at once, uncaptured."""

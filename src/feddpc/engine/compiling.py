@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-#: The compiler that stands behind ``torch.compile``, and what it is told.
-BACKEND = "inductor"
+#: The compiler that stands behind ``torch.compile``, and what it is told; without one, what was traced runs as it is.
+BACKEND: str | None = "inductor"
 #: Convolutions on matrix units want the channels of a pixel together.
 OPTIONS: dict[str, Any] = {"force_layout_optimization": True}
 
@@ -103,5 +103,6 @@ class Compiled:
             return out
 
         traced = make_fx(flat, decomposition_table=APART)(*tensors)
-        options = OPTIONS if BACKEND == "inductor" else None
-        return torch.compile(traced, dynamic=False, backend=BACKEND, options=options), shape[0]
+        if BACKEND is None:
+            return traced, shape[0]
+        return torch.compile(traced, dynamic=False, backend=BACKEND, options=OPTIONS), shape[0]
