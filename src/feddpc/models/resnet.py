@@ -66,6 +66,7 @@ class ResNet18(BodyAndHead):
 class Convolution(nn.Conv2d):
     """A convolution; where the map is so small that the kernel lies on it once, a product with what it meets there.
 
+    >>> import torch
     >>> x, layer = torch.ones(1, 2, 1, 1), Convolution(2, 3, 3, padding=1)
     >>> torch.allclose(layer(x), nn.Conv2d.forward(layer, x))
     True
