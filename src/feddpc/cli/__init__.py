@@ -1,4 +1,4 @@
-"""The command line: `feddpc run | compare | report | methods | partition | data | bench`."""
+"""The command line: `feddpc run | compare | report | methods | partition | data | bench | federate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from feddpc._version import __version__
-from feddpc.cli import bench, data, explain, train
+from feddpc.cli import bench, data, explain, federate, train
 from feddpc.errors import FeddpcError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("methods")(explain.methods)
 app.command("partition")(explain.partition)
 app.command("bench")(bench.bench)
 app.add_typer(data.app, name="data")
+app.add_typer(federate.app, name="federate")
 
 
 def _version(wanted: bool) -> None:

@@ -31,6 +31,8 @@ from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import Method, State
 from feddpc.methods.world import Ids, World, reserved
 from feddpc.models.flat import Flat
+from feddpc.privacy import Mechanism
+from feddpc.run import private
 from feddpc.run.config import Config
 from feddpc.task import Classification
 
@@ -55,7 +57,13 @@ class Setting:
 
     def privacy(self, method: Method) -> dict[str, Any]:
         """Return what leaves a client beside its updates, in words and numbers."""
-        return {"note": method.privacy, "disclosed": dict(self.world.disclosed) if self.world else {}}
+        note = method.privacy if self.mechanism is None else f"{method.privacy} {self.mechanism.describe()}"
+        return {"note": note, "disclosed": dict(self.world.disclosed) if self.world else {}}
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What makes the models differentially private, if anything does."""
+        return self.federation.privacy
 
     @property
     def flat(self) -> Flat:
@@ -113,7 +121,7 @@ def prepare(
             ) from None
     models.check_supported(module)
     set_precision(config.precision)
-    shift = max(2, data.sample_shape[0] // 8) if config.augment else 0
+    shift = largest_shift(data) if config.augment else 0
     task = Classification(
         module,
         data,
@@ -143,6 +151,7 @@ def prepare(
         lr_decay=config.lr_decay,
         weighting=config.weighting,
         evaluate=task.evaluate,
+        privacy=private.mechanism(config),
     )
     return Setting(config, data, partition, federation, task, task.initial(), reserve)
 
@@ -252,7 +261,13 @@ def _resolve(config: Config, data: Dataset, module: nn.Module | None, partition:
     changes["device"] = resolve_device(config.device)
     changes["participation_options"] = sampler.options(config.participation) | config.participation_options
     changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
-    return dataclasses.replace(config, **changes)
+    config = dataclasses.replace(config, **changes)
+    return dataclasses.replace(config, privacy=private.complete(config))
+
+
+def largest_shift(data: Dataset) -> int:
+    """Return by how many pixels augmentation may shift the images of ``data``: an eighth, and at least two."""
+    return max(2, data.sample_shape[0] // 8)
 
 
 def default_batch_size(samples: int, clients: int) -> int:

@@ -229,6 +229,7 @@ def summarise(config: Config, records: Sequence[dict[str, Any]], status: str, re
         "final_accuracy": last[-1] if last else None,
         "last10_accuracy": float(np.mean(last)) if last else None,
         "seconds_per_round": float(np.mean(seconds)) if seconds else None,
+        **({"epsilon": records[-1]["epsilon"]} if config.privacy and records else {}),
     }
 
 
