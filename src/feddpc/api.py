@@ -108,7 +108,8 @@ def simulate(
         resume: continue the run in ``out``.
         on_round: called with every round's record.
         track: trackers that are told of every round, by name (``"tensorboard,mlflow"``) or one's own; needs ``out``.
-        more: any other key of the configuration, e.g. ``alpha=0.6, batch_size=32, engine="loop", hyper={"lam": 0.5}``.
+        more: any other key of the configuration, e.g. ``alpha=0.6, batch_size=32, engine="loop", hyper={"lam": 0.5}``,
+            or ``participation="poisson", privacy={"clip": 1.0, "epsilon": 8.0}`` for differential privacy.
 
     >>> result = simulate(rounds=2, clients=20, cohort=2, method="fedavg", engine="loop")
     >>> len(result.test_accuracy), result.status

@@ -1,4 +1,4 @@
-"""The command line: run, compare, sweep, reproduce, report, methods, presets, partition, data, bench."""
+"""The command line: run, compare, sweep, reproduce, report, methods, presets, partition, data, bench, federate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from feddpc._version import __version__
-from feddpc.cli import bench, data, explain, presets, reproduce, sweep, train
+from feddpc.cli import bench, data, explain, federate, presets, reproduce, sweep, train
 from feddpc.errors import FeddpcError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("presets")(presets.presets)
 app.add_typer(data.app, name="data")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(sweep.app, name="sweep")
+app.add_typer(federate.app, name="federate")
 
 
 def _version(wanted: bool) -> None:

@@ -52,6 +52,8 @@ class Display:
         done, accuracy = record["round"], record["test_accuracy"]
         self.best = max(self.best, accuracy or 0.0)
         state = f"accuracy {_percent(accuracy)}  best {_percent(self.best)}  loss {_number(record['train_loss'])}"
+        if record.get("epsilon") is not None:
+            state += f"  epsilon {record['epsilon']:.2f}"
         now = time.monotonic()
         if self.live and self.task is not None:
             self.live.update(self.task, completed=done, state=state)

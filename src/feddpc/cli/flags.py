@@ -40,7 +40,9 @@ PartitionName = Annotated[
 ]
 Participation = Annotated[
     str | None,
-    typer.Option(help="uniform, bernoulli, cyclic, markov or weighted. [default: uniform]", rich_help_panel=EXPERIMENT),
+    typer.Option(
+        help="uniform, bernoulli, poisson, cyclic, markov or weighted. [default: uniform]", rich_help_panel=EXPERIMENT
+    ),
 ]
 Dropout = Annotated[
     float | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,13 @@ class Done(NamedTuple):
     notes: dict[str, float]
     scored: tuple[float, float]  #: accuracy and loss on the test set
     sent: tuple[int, int]  #: how many numbers went to each client beside the model, and came from all
+
+
+class Prober(Protocol):
+    """Whatever can put a method's question to clients; every engine can."""
+
+    def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
+        """Return what the clients of ``plan`` answer, stacked."""
 
 
 class Engine(ABC):

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from feddpc.data.batches import Plan, Planner
 from feddpc.engine import waves
-from feddpc.engine.base import Engine, placed
+from feddpc.engine.base import Engine, Prober, placed
 from feddpc.engine.memory import Memory
 from feddpc.engine.meter import Meter, numbers
 from feddpc.engine.placement import ON_DEVICE, Placement
@@ -23,6 +24,7 @@ from feddpc.engine.sampler import Draw, Sampler
 from feddpc.errors import BadInputError
 from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Method, State
+from feddpc.privacy import Mechanism
 from feddpc.task import Task
 
 Ints = NDArray[np.int64]
@@ -47,6 +49,7 @@ class Federation:
     validate: Evaluate | None = None  #: on samples held out of training
     kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
+    privacy: Mechanism | None = None  #: what makes the models differentially private
     _ahead: dict[int, tuple[Draw, Plan]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -78,7 +81,7 @@ class Federation:
 
     def weights(self, sizes: Ints) -> NDArray[np.float64]:
         """Return the weights of a cohort's clients with ``sizes`` samples; they add up to one."""
-        return sizes / sizes.sum() if self.weighting == "samples" else np.full(len(sizes), 1 / len(sizes))
+        return sizes / sizes.sum() if self.weighting == "samples" else np.full(len(sizes), 1 / max(len(sizes), 1))
 
     def shares(self, sizes: Ints) -> Tensor | None:
         """Return the shares that clients with ``sizes`` samples have in a mean over all, None for 1/N each."""
@@ -155,14 +158,12 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
     if t == 1:
         progress.meter.down_once, progress.meter.up_once = federation.once
         if method.surveys:
-            _survey(federation, method, engine, progress)
+            survey(federation, method, engine, progress)
     draw = federation.draw(t)
     before = replace(federation.task.tally)
     kept, loss, notes, scored = _exchange(federation, method, engine, progress, t, draw.answered)
     progress.meter.gradients += federation.task.tally.gradients - before.gradients
     progress.meter.passes += federation.task.tally.passes - before.passes
-    if not len(kept):
-        progress.server = method.idle(progress.server)
     progress.round = t
     rejected = np.setdiff1d(draw.answered, kept)
     evaluate = federation.evaluate or (lambda _: (math.nan, 0.0))
@@ -189,19 +190,20 @@ def _exchange(
 ) -> Exchanged:
     """Let clients ``ids`` train and the server aggregate."""
     if not len(ids):
-        return Exchanged(ids)
+        return nobody(federation, method, progress, t, ids)
     task, w = federation.task, progress.w
     client_lr, _ = federation.rates(t)
-    plan, cohort = _cohort(federation, method, progress, t, ids)
+    plan, cohort = gather(federation, method, progress, t, ids)
     probed: State = {}
     if method.probes:
-        invited, probed = ids, _probe(federation, method, engine, w, cohort, ids)
+        invited, probed = ids, ask(federation, method, engine, w, cohort, ids)
         ids, (probed,) = screen(ids, probed)
         if not len(ids):
-            return Exchanged(ids)
+            return nobody(federation, method, progress, t, ids)
         if len(ids) < len(invited):
-            plan, cohort = _cohort(federation, method, progress, t, ids)
-    if done := engine.round(federation, method, progress, probed, plan, cohort):
+            plan, cohort = gather(federation, method, progress, t, ids)
+    whole = federation.privacy is None  # noise is drawn on the host, between training and the server rule
+    if whole and (done := engine.round(federation, method, progress, probed, plan, cohort)):
         progress.slots.write(ids, done.slots)
         progress.clients.write(ids, done.own)
         _count(federation, progress, plan, done.sent)
@@ -212,18 +214,36 @@ def _exchange(
     trained = waves.train(engine, method, task, w, down | federation.kit, own | probed, plan, client_lr)
     kept, (up, own, losses) = screen(ids, trained.up, trained.own, {"loss": trained.loss})
     if not len(kept):
-        return Exchanged(kept)
+        return nobody(federation, method, progress, t, kept)
     if len(kept) < len(ids):
-        _, cohort = _cohort(federation, method, progress, t, kept)
-    step = method.aggregate(w, progress.server, up, cohort)
-    step.apply_(progress.w)
-    progress.server = step.server
-    progress.slots.write(kept, step.slots)
+        _, cohort = gather(federation, method, progress, t, kept)
+    notes = settle(method, progress, kept, up, cohort, federation.privacy)
     progress.clients.write(kept, own)
     sent = [*trained.up.values(), *(probed.values() if method.reports else ())]
     _count(federation, progress, plan, (numbers(down.values()), numbers(sent)))
     loss = losses["loss"][cohort.steps > 0].mean()  # NaN when nobody trained
-    return Exchanged(kept, float(loss), {k: float(v) for k, v in step.notes.items()})
+    return Exchanged(kept, float(loss), notes)
+
+
+def nobody(federation: Federation, method: Method, progress: Progress, t: int, ids: Ints) -> Exchanged:
+    """No answer can be used: the model stays as it is, but for the noise that has to hide that nobody came."""
+    if federation.privacy is None:
+        progress.server = method.idle(progress.server)
+        return Exchanged(ids)
+    _, cohort = gather(federation, method, progress, t, ids)
+    return Exchanged(ids, notes=settle(method, progress, ids, {}, cohort, federation.privacy))
+
+
+def settle(
+    method: Method, progress: Progress, ids: Ints, up: State, cohort: Cohort, privacy: Mechanism | None = None
+) -> dict[str, float]:
+    """Let the server rule move the model with what clients ``ids`` sent, and return the method's notes."""
+    rule = method.aggregate if privacy is None else partial(privacy.step, method)
+    step = rule(progress.w, progress.server, up, cohort)
+    step.apply_(progress.w)
+    progress.server = step.server
+    progress.slots.write(ids, step.slots)
+    return {k: float(v) for k, v in step.notes.items()}
 
 
 def _count(federation: Federation, progress: Progress, plan: Plan, moved: tuple[int, int]) -> None:
@@ -238,7 +258,7 @@ def _count(federation: Federation, progress: Progress, plan: Plan, moved: tuple[
     meter.server_state = numbers(progress.server.values()) + len(progress.slots) * progress.slots.width
 
 
-def _probe(federation: Federation, method: Method, engine: Engine, w: Tensor, cohort: Cohort, ids: Ints) -> State:
+def ask(federation: Federation, method: Method, engine: Prober, w: Tensor, cohort: Cohort, ids: Ints) -> State:
     """Ask the clients that the method wants to ask; the others are given an empty answer."""
     asked = method.asked(cohort)
     if asked is None:
@@ -252,7 +272,7 @@ def _probe(federation: Federation, method: Method, engine: Engine, w: Tensor, co
     return probed
 
 
-def _survey(federation: Federation, method: Method, engine: Engine, progress: Progress) -> None:
+def survey(federation: Federation, method: Method, engine: Prober, progress: Progress) -> None:
     """Let every client of the population answer the probe, some at a time, and remember what came of it."""
     total: State = {}
     meter, population, before = progress.meter, federation.population, federation.task.tally.gradients
@@ -272,7 +292,7 @@ def _survey(federation: Federation, method: Method, engine: Engine, progress: Pr
     progress.server = method.enrolled(progress.server, total)
 
 
-def _cohort(federation: Federation, method: Method, progress: Progress, t: int, ids: Ints) -> tuple[Plan, Cohort]:
+def gather(federation: Federation, method: Method, progress: Progress, t: int, ids: Ints) -> tuple[Plan, Cohort]:
     """Return the batches of clients ``ids`` in round ``t``, and what the server knows about them."""
     client_lr, server_lr = federation.rates(t)
     device = progress.w.device

@@ -4,6 +4,7 @@
 |---|---|
 | ``uniform`` | exactly m clients, all subsets equally likely (the paper's) |
 | ``bernoulli`` | each client by its own coin, m on average, at least one |
+| ``poisson`` | each client by its own coin, m on average, perhaps none: what differential privacy counts on |
 | ``cyclic`` | exactly m of the group whose turn it is |
 | ``markov`` | m of the clients that happen to be present |
 | ``weighted`` | exactly m, large clients more often |
@@ -122,16 +123,31 @@ def _uniform(pool: Pool) -> Invite:
 
 
 def _bernoulli(pool: Pool) -> Invite:
-    """Coins for everybody, drawn as their number of heads and then who they are: no cost for those left out."""
+    """Coins for everybody, thrown again while nobody would come: with probability below 1/e, since m is at least 1."""
 
     def invite(round: int) -> Ids:
         rng = pool.rng(round)
         count = 0
-        while count == 0:  # empty with probability below 1/e, since m is at least 1
-            count = int(rng.binomial(pool.population, pool.cohort / pool.population))
+        while count == 0:
+            count = _heads(pool, rng)
         return _subset(rng, pool.population, count)
 
     return invite
+
+
+def _poisson(pool: Pool) -> Invite:
+    """Coins for everybody, thrown once: independent for each client, as they are not when somebody has to come."""
+
+    def invite(round: int) -> Ids:
+        rng = pool.rng(round)
+        return _subset(rng, pool.population, _heads(pool, rng))
+
+    return invite
+
+
+def _heads(pool: Pool, rng: np.random.Generator) -> int:
+    """Draw how many coins show heads; who they are is drawn after it, at no cost for those left out."""
+    return int(rng.binomial(pool.population, pool.cohort / pool.population))
 
 
 def _cyclic(pool: Pool, *, groups: int = 4) -> Invite:
@@ -242,6 +258,7 @@ _MENU: Menu[Invite] = Menu(
     {
         "uniform": _uniform,
         "bernoulli": _bernoulli,
+        "poisson": _poisson,
         "cyclic": _cyclic,
         "markov": _markov,
         "weighted": _weighted,

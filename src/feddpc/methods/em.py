@@ -124,18 +124,27 @@ def improve(mixture: Mixture, clients: Sequence[Samples], box: Box, floor: float
     return maximise(functools.reduce(Sums.__add__, (client_sums(mixture, x, box) for x in clients)), mixture, floor)
 
 
-def start(clients: Sequence[Samples], box: Box, M: int, floor: float, rng: np.random.Generator) -> Mixture:
+def one_component(dim: int) -> Mixture:
+    """Return a mixture whose E-step sums up all samples, since each belongs to its only component."""
+    return Mixture(np.ones(1), *np.ones((2, 1, dim)))
+
+
+def spread(whole: Mixture, M: int, floor: float, rng: np.random.Generator) -> Mixture:
     """Return the mixture before the first round, from the sums over all samples: no sample leaves its client.
 
     Each mean is that of all samples, moved in a random direction by about their deviation. All are moved equally far in
     the metric of the E-step, or in high dimension the one moved least would get most samples.
     """
-    whole = improve(Mixture(np.ones(1), *np.ones((2, 1, len(box.low)))), clients, box, 0.0)  # any one component does
     variance = np.maximum(whole.variances, floor)
-    offsets = rng.standard_normal((M, len(box.low))) * np.sqrt(whole.variances)
+    offsets = rng.standard_normal((M, whole.means.shape[1])) * np.sqrt(whole.variances)
     lengths = np.sqrt((offsets**2 / variance).sum(1, keepdims=True))
     offsets *= np.sqrt((whole.variances / variance).sum()) / np.where(lengths > 0, lengths, 1.0)
     return Mixture(np.full(M, whole.counts[0] / M), whole.means + offsets, np.repeat(variance, M, axis=0))
+
+
+def start(clients: Sequence[Samples], box: Box, M: int, floor: float, rng: np.random.Generator) -> Mixture:
+    """Return the mixture before the first round."""
+    return spread(improve(one_component(len(box.low)), clients, box, 0.0), M, floor, rng)
 
 
 def fit(x: Samples, owner: Ids, box: Box, M: int, rounds: int, floor: float, rng: np.random.Generator) -> Mixture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -118,6 +119,14 @@ class FedDPC(Method):
         if not look.clean:
             self._clean(delta, g, look.g2)
         return delta, _notes(s_m, look.cosine_m, look.x2_m, guarded_m)
+
+    def transformed(self, D_md: Tensor, g: Tensor, steps_m: Tensor) -> tuple[Iterator[Tensor], State]:
+        """Return every v_j, made one at a time, and the round's diagnostics: for whoever must bound them one by one."""
+        look = residuals(D_md, g)
+        p_m, s_m, guarded_m = self.scales(look)
+        factors = (s_m / steps_m if self.normalise_by_steps else s_m).to(D_md.dtype)
+        v_md = (s * (D - p * g) for s, p, D in zip(factors, p_m.to(D_md.dtype), D_md, strict=True))
+        return v_md, _notes(s_m, look.cosine_m, look.x2_m, guarded_m)
 
     def scales(self, look: Residuals) -> tuple[Tensor, Tensor, Tensor]:
         """Return, a client: the multiple of g to subtract, the factor of what is left, and whether it is guarded."""

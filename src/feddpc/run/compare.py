@@ -16,6 +16,7 @@ import torch
 from feddpc import methods
 from feddpc.errors import BadInputError, RunFolderError, unknown
 from feddpc.options import whole
+from feddpc.privacy.mechanism import check as check_private
 from feddpc.run.config import MAY_CHANGE, PARTS, Config
 from feddpc.run.experiment import Setting, make_method, prepare
 from feddpc.run.files import explained, replace_text
@@ -214,6 +215,8 @@ def _checked(config: Config) -> Config:
     """Return a configuration with all hyper-parameters, after everything that can be checked without data was."""
     method, config = make_method(config)
     method.init_server(torch.zeros(1), config.clients)
+    if config.privacy:
+        check_private(method)
     return config
 
 

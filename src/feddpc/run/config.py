@@ -18,7 +18,12 @@ from feddpc.options import fit
 
 Options = dict[str, Any]
 #: How `--set PREFIX.KEY=VALUE` reaches the options of a part.
-PARTS = {"model": "model_options", "partition": "partition_options", "participation": "participation_options"}
+PARTS = {
+    "model": "model_options",
+    "partition": "partition_options",
+    "participation": "participation_options",
+    "privacy": "privacy",
+}
 #: What a resumed run may have otherwise than before.
 MAY_CHANGE = ("rounds", "client_memory")
 
@@ -61,6 +66,7 @@ class Config:
     model_options: Options = field(default_factory=dict)
     partition_options: Options = field(default_factory=dict)
     participation_options: Options = field(default_factory=dict)
+    privacy: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("clients", "cohort", "rounds", "epochs", "batch_size", "threads"):

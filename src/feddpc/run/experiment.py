@@ -31,6 +31,8 @@ from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import Method, State
 from feddpc.methods.world import Ids, World, reserved
 from feddpc.models.flat import Flat
+from feddpc.privacy import Mechanism
+from feddpc.run import private
 from feddpc.run.config import Config
 from feddpc.run.validation import held_counts, held_out, judge
 from feddpc.task import Classification
@@ -60,7 +62,13 @@ class Setting:
 
     def privacy(self, method: Method) -> dict[str, Any]:
         """Return what leaves a client beside its updates, in words and numbers."""
-        return {"note": method.privacy, "disclosed": dict(self.world.disclosed) if self.world else {}}
+        note = method.privacy if self.mechanism is None else f"{method.privacy} {self.mechanism.describe()}"
+        return {"note": note, "disclosed": dict(self.world.disclosed) if self.world else {}}
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What makes the models differentially private, if anything does."""
+        return self.federation.privacy
 
     def holdings(self) -> dict[str, Any]:
         """Return how many samples of which class each client holds; nothing where that is too much to be looked at."""
@@ -133,7 +141,7 @@ def prepare(
             ) from None
     models.check_supported(module)
     set_precision(config.precision)
-    shift = max(2, data.sample_shape[0] // 8) if config.augment else 0
+    shift = largest_shift(data) if config.augment else 0
     task = Classification(
         module,
         data,
@@ -164,6 +172,7 @@ def prepare(
         weighting=config.weighting,
         evaluate=task.evaluate,
         validate=judge(task, data, held),
+        privacy=private.mechanism(config),
     )
     return Setting(config, data, partition, federation, task, task.initial(), reserve, held)
 
@@ -276,7 +285,13 @@ def complete(
     changes["device"] = resolve_device(config.device)
     changes["participation_options"] = sampler.options(config.participation) | config.participation_options
     changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
-    return dataclasses.replace(config, **changes)
+    config = dataclasses.replace(config, **changes)
+    return dataclasses.replace(config, privacy=private.complete(config))
+
+
+def largest_shift(data: Dataset) -> int:
+    """Return by how many pixels augmentation may shift the images of ``data``: an eighth, and at least two."""
+    return max(2, data.sample_shape[0] // 8)
 
 
 def default_batch_size(samples: int, clients: int) -> int:

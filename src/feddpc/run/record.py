@@ -252,6 +252,7 @@ def summarise(config: Config, records: Sequence[dict[str, Any]], status: str, re
         "last10_accuracy": float(np.mean(last)) if last else None,
         "seconds_per_round": float(np.mean(seconds)) if seconds else None,
         **_validated(scored),
+        **({"epsilon": records[-1]["epsilon"]} if config.privacy and records else {}),
     }
 
 

@@ -21,6 +21,7 @@ from feddpc.engine.placement import Placement, resolve
 from feddpc.engine.rounds import Progress, Record, advance
 from feddpc.errors import RunFolderError
 from feddpc.methods.base import Method, State
+from feddpc.privacy.mechanism import check
 from feddpc.run import checkpoint
 from feddpc.run.config import MAY_CHANGE, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method
@@ -102,6 +103,8 @@ def execute(
         method, config = make_method(setting.config)
     else:
         config = dataclasses.replace(setting.config, method=method.name, hyper=method.hyper())
+    if setting.federation.privacy is not None:
+        check(method)
     resume = resume and out is not None and is_run(out)
     stored = load_config(out) if resume and out is not None else Config()
     setting = specialise(setting, method, _learned(out) if resume and out is not None else None)
@@ -116,7 +119,7 @@ def execute(
     records: list[dict[str, Any]] = []
     ended: tuple[str, str | None] | None = None
     if out is not None and resume:
-        folder, records, ended = _continue(out, config, progress, setting)
+        folder, records, ended = reopen(out, config, progress, setting.fingerprint())
     elif out is not None:
         about = environment(machine.name, timings, config.device, setting.fingerprint())
         folder = RunFolder.create(out, config, about)
@@ -192,14 +195,16 @@ def _why(record: Record, config: Config, stop: Stop) -> tuple[str, str | None] |
     return None
 
 
-def _continue(
-    out: Path, config: Config, progress: Progress, setting: Setting
+def reopen(
+    out: Path, config: Config, progress: Progress, fingerprint: dict[str, str]
 ) -> tuple[RunFolder, list[dict[str, Any]], tuple[str, str | None] | None]:
     """Open a run folder at its last checkpoint, move ``progress`` there, and say how the run had ended, if it had."""
     stored = load_config(out)
     given = {k: v for k, v in config.asdict().items() if k not in MAY_CHANGE}
     different = stored.differences(given)
-    before, now = read_json(out / "environment.json").get("fingerprint", {}), setting.fingerprint()
+    before, now = read_json(out / "environment.json").get("fingerprint", {}), fingerprint
+    if stored.privacy and not config.privacy:
+        different.append("without privacy")
     different += [f"other {part}" for part in before if before[part] != now.get(part)]
     if different:
         raise RunFolderError(

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 from feddpc import models
 from feddpc.errors import BadInputError
@@ -48,12 +49,7 @@ def specialise(setting: Setting, method: Method, learned: State | None = None) -
     if learned is None:
         learned = {k: v.detach().cpu().contiguous() for k, v in method.learn(world).items()}
     world = method.furnish(world, learned)
-    module = None
-    if overrides(method, "adapt"):
-        start = copy.deepcopy(setting.task.module).cpu()
-        # A stream of its own: with that of the network, new layers would start as copies of its first ones.
-        module = models.seeded(lambda: method.adapt(start), config.seed, "adapted model")
-        models.check_supported(module)
+    module = adapted(method, setting.task.module, config.seed)
     task = setting.task.changed(module=module, data=None if world.data is setting.data else world.data)
     world.partition.check(len(world.data.y_train))
     w0 = method.initial(task, setting.w0 if module is None else task.initial(), world)
@@ -69,12 +65,23 @@ def specialise(setting: Setting, method: Method, learned: State | None = None) -
             planner=dataclasses.replace(federation.planner, partition=world.partition),
             evaluate=task.evaluate,
             validate=judge(task, setting.data, setting.held_out),
-            kit={k: _placed(v, w0) for k, v in world.kit.items()},
+            kit={k: placed(v, w0) for k, v in world.kit.items()},
             once=(world.down_once + sum(v.numel() for v in world.kit.values()), world.up_once),
         ),
     )
 
 
-def _placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def adapted(method: Method, module: nn.Module, seed: int) -> nn.Module | None:
+    """Return the network that ``method`` trains in place of ``module``, None if it is that one."""
+    if not overrides(method, "adapt"):
+        return None
+    start = copy.deepcopy(module).cpu()
+    # A stream of its own: with that of the network, new layers would start as copies of its first ones.
+    network = models.seeded(lambda: method.adapt(start), seed, "adapted model")
+    models.check_supported(network)
+    return network
+
+
+def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return ``value`` on the device, and in the precision, of the model."""
     return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)

@@ -1,0 +1,105 @@
+"""``feddpc federate demo``: a whole federation on one machine, from keys to curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from feddpc import methods
+from feddpc.errors import BadInputError, RunFolderError
+from feddpc.federate import scaffold
+from feddpc.federate.deployment import Config, Deployment
+from feddpc.flower.versions import check_flwr
+from feddpc.run.config import Config as Experiment
+from feddpc.run.config import read_toml
+from feddpc.run.record import read_records
+from feddpc.run.runner import Stop
+
+Tell = Callable[[str], None]
+KEYS = ("method", "rounds", "clients", "cohort", "seed", "folder")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What to demonstrate.
+
+    Args:
+        folder: where everything goes; must be new, unless an earlier demo is continued.
+        nodes: how many SuperNodes, by default as many as the app wants.
+        tls: whether connections are encrypted and nodes authenticated.
+        app: the app, by default the one that ``feddpc federate init`` writes.
+        config: keys of the app's configuration to have otherwise.
+        port: the SuperLink's, by default one that is free.
+        resume: whether to continue what is in ``folder``.
+        stop: a wish to stop.
+    """
+
+    folder: Path
+    nodes: int | None = None
+    tls: bool = False
+    app: Path | None = None
+    config: Config | None = None
+    port: int | None = None
+    resume: bool = False
+    stop: Stop = field(default_factory=Stop)
+
+    @property
+    def run(self) -> Path:
+        """The run folder, with records, checkpoint and model."""
+        return self.folder / "run"
+
+    def prepare(self) -> tuple[Path, dict[str, Any]]:
+        """Return the app and its configuration with the wishes in it; nothing has been started yet."""
+        check_flwr()
+        wishes = dict(self.config or {})
+        if "method" in wishes:
+            methods.get(str(wishes["method"]))
+        if not self.resume and self.folder.exists() and any(self.folder.iterdir()):
+            raise RunFolderError(
+                f"{self.folder} is not empty: add --resume to continue a demo, or choose another --out"
+            )
+        app = self.app or self.folder / "app"
+        if self.app is None and not app.exists():
+            scaffold.write(app)
+        config = {**configuration(app), **wishes, "folder": str(self.run.resolve())}
+        if self.nodes is not None:
+            config |= {"clients": self.nodes, "cohort": min(config["cohort"], self.nodes)}
+        return app, config
+
+    @contextmanager
+    def start(self, app: Path, config: dict[str, Any], tell: Tell) -> Iterator[Iterator[dict[str, Any]]]:
+        """Start everything, and give the records of the rounds as they are made; at the end no process is left."""
+        deployment = Deployment(self.folder, config["clients"], tls=self.tls, port=self.port, stop=self.stop)
+        try:
+            with deployment:
+                deployment.start(tell)
+                yield self._records(deployment, app, config)
+        finally:
+            tell("no process is left")
+
+    def _records(self, deployment: Deployment, app: Path, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        seen = 0
+        for _ in deployment.submit(app, config).wait():
+            records = read_records(self.run / "rounds.jsonl")
+            yield from records[seen:]
+            seen = max(seen, len(records))
+
+
+def configuration(app: Path) -> dict[str, Any]:
+    """Return the configuration of a Flower app, which must have the keys that a demo changes or shows."""
+    path = app / "pyproject.toml"
+    if not path.is_file():
+        raise BadInputError(f"{app} is no Flower app: it has no pyproject.toml; `feddpc federate init` makes one")
+    found: Any = read_toml(path)
+    for name in ("tool", "flwr", "app", "config"):
+        found = found.get(name, {}) if isinstance(found, dict) else {}
+    if missing := [key for key in KEYS if key not in found]:
+        raise BadInputError(
+            f"{path} is not of an app like those of `feddpc federate init`: [tool.flwr.app.config] lacks "
+            f"{', '.join(missing)}"
+        )
+    Experiment.read({key: found[key] for key in KEYS if key != "folder"})
+    return dict(found)

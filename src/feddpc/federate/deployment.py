@@ -1,0 +1,234 @@
+"""A federation on this machine: SuperLink, SuperNodes and runs as processes, everything they write in one folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from feddpc.federate import keys as keyring
+from feddpc.federate import network
+from feddpc.federate.processes import Process, Processes
+from feddpc.federate.programs import environment, program
+from feddpc.run.config import write_toml
+from feddpc.run.files import explained
+from feddpc.run.runner import Stop
+
+#: Seconds that a process may take to come up on a busy machine.
+PATIENCE = 120.0
+#: The name of the SuperLink in the configuration of Flower's command line.
+CONNECTION = "here"
+
+Config = Mapping[str, str | int | float | bool]
+
+
+class Deployment:
+    """A SuperLink and its SuperNodes on loopback, to be used in a ``with`` block, after which no process is left.
+
+    Args:
+        folder: where keys, logs and working folders go.
+        nodes: how many SuperNodes there are.
+        tls: whether connections are encrypted and nodes must show a key that the server knows.
+        port: where the SuperLink listens; by default at a port that is free.
+        stop: a wish to stop, which is looked for while waiting.
+    """
+
+    def __init__(
+        self, folder: Path, nodes: int, *, tls: bool, port: int | None = None, stop: Stop | None = None
+    ) -> None:
+        if port is not None:
+            network.check_free(port)
+        self.folder, self.nodes, self.tls = folder.resolve(), nodes, tls
+        self.port, *self._node_ports = network.free_ports(nodes + 1)
+        self.port = port or self.port
+        self.keys = keyring.Keys(self.folder / "keys")
+        self.stop = stop or Stop()
+        self.processes = Processes(str(self.folder), self.folder / "logs")
+        self._superlink: Process | None = None
+        self._nodes: dict[int, Process] = {}
+
+    def __enter__(self) -> Deployment:
+        if self.tls:
+            keyring.make(self.keys.folder, keyring.LOOPBACK, self.nodes)
+        self.processes.__enter__()
+        with explained(self.folder):
+            (self.folder / "server").mkdir(parents=True, exist_ok=True)
+            for path in self._database.parent.glob(f"{self._database.name}*"):
+                path.unlink()  # what an earlier federation knew of nodes does not hold any more
+        self._write_connection()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.processes.stop()
+
+    @property
+    def address(self) -> str:
+        """Where the SuperLink listens."""
+        return f"{network.HOST}:{self.port}"
+
+    # The processes.
+
+    def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Start the SuperLink, let it know the nodes' keys, and start the nodes; ``tell`` is told of each step."""
+        if self.tls:
+            tell(f"keys and certificates: {self.keys.folder}")
+        self.start_superlink()
+        how = "TLS, only nodes with a registered key" if self.tls else "neither encrypted nor authenticated"
+        tell(f"SuperLink: {self.address}, {how}")
+        if self.tls:
+            self.register(range(self.nodes))
+        for number in range(self.nodes):
+            self.start_node(number)
+        tell(f"SuperNodes: {self.nodes}, logs of all processes in {self.processes.logs}")
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        command = [program("flower-superlink"), "--host", network.HOST, "--port", str(self.port)]
+        command += ["--database", str(self._database)]
+        if self.tls:
+            files = {"ca-certfile": self.keys.ca, "certfile": self.keys.server, "keyfile": self.keys.server_key}
+            command += [part for name, path in files.items() for part in (f"--ssl-{name}", str(path))]
+            command.append("--enable-supernode-auth")
+        else:
+            command.append("--insecure")
+        process = self._superlink = self._start("SuperLink", command, "server")
+        end = time.monotonic() + PATIENCE
+        while not network.is_listening(self.port):
+            if process.ended:
+                raise process.failure()
+            if time.monotonic() > end:
+                raise process.failure("does not answer")
+            self.pause(0.1)
+
+    def start_node(self, number: int, *, key: Path | None = None, ca: Path | None = None) -> Process:
+        """Start a SuperNode, with its key and the authority that it trusts, by default those that were made for it."""
+        place = f"partition-id={number} num-partitions={self.nodes}"
+        command = [program("flower-supernode"), "--superlink", self.address, "--node-config", place]
+        command += ["--host", network.HOST, "--port", str(self._node_ports[number])]
+        if self.tls:
+            command += ["--root-certificates", str(ca or self.keys.ca)]
+            command += ["--auth-supernode-private-key", str(key or self.keys.node(number))]
+        else:
+            command.append("--insecure")
+        self._nodes[number] = self._start(f"SuperNode {number}", command, f"node-{number}")
+        return self._nodes[number]
+
+    def restart_node(self, number: int) -> None:
+        """Start a SuperNode after a loss of power; the SuperLink lets it in once it has missed it, within a minute."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            process = self.start_node(number)
+            while not process.ended:
+                if "SuperNode ID" in process.text():
+                    return
+                self.pause(0.1)
+            if time.monotonic() > end:
+                raise process.failure()
+            self.pause(5.0)
+
+    def kill_node(self, number: int) -> None:
+        """Let a SuperNode lose its power."""
+        self._nodes.pop(number).kill()
+
+    def kill_superlink(self) -> None:
+        """Let the SuperLink lose its power."""
+        assert self._superlink is not None, "it was never started"
+        self._superlink.kill()
+        self._superlink = None
+
+    def register(self, numbers: range) -> None:
+        """Let the SuperLink know the public keys of nodes."""
+        flwr, calls = program("flwr"), []
+        for number in numbers:
+            command = [flwr, "supernode", "register", f"{self.keys.node(number)}.pub", CONNECTION]
+            calls.append(self._start(f"registration {number}", command, "server"))
+        for call in calls:
+            if self._ended(call):
+                raise call.failure()
+
+    # Runs.
+
+    def submit(self, app: Path, config: Config) -> Run:
+        """Let the federation run an app; ``config`` has precedence over the app's own configuration."""
+        told = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        command = [program("flwr"), "run", str(app.resolve()), CONNECTION, "--stream", "-c", told]
+        stream = self._start("run", command, "server")
+        return Run(self, stream)
+
+    def check(self) -> None:
+        """Raise if a process that should be there has ended."""
+        for process in (self._superlink, *self._nodes.values()):
+            if process is not None and process.ended:
+                raise process.failure()
+
+    def pause(self, seconds: float) -> None:
+        """Wait a little; raise if there is a wish to stop."""
+        if self.stop.wanted:
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
+    def state_of(self, run: str) -> str:
+        """Return the state of a run, in Flower's words."""
+        command = [program("flwr"), "list", "--run-id", run, CONNECTION, "--format", "json"]
+        call = self._start("question", command, "server")
+        self._ended(call)
+        text = call.text()
+        try:
+            return str(json.loads(text[text.index("{") :])["runs"][0]["status"])
+        except (ValueError, LookupError):
+            raise call.failure("gave no state") from None
+
+    # What they need.
+
+    @property
+    def _database(self) -> Path:
+        return self.folder / "server" / "superlink.db"
+
+    def _start(self, name: str, command: list[str], place: str) -> Process:
+        where = self.folder / place
+        with explained(where):
+            where.mkdir(exist_ok=True)
+        return self.processes.start(name, command, where, environment(where / "flwr"))
+
+    def _write_connection(self) -> None:
+        how: dict[str, Any] = {"address": self.address}
+        how |= {"root-certificates": str(self.keys.ca)} if self.tls else {"insecure": True}
+        path = self.folder / "server" / "flwr" / "config.toml"
+        with explained(path):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(write_toml({"superlink": {"default": CONNECTION}, f"superlink.{CONNECTION}": how}))
+
+    def _ended(self, process: Process) -> int:
+        """Wait for a process to end, and return its code."""
+        while (code := process.handle.poll()) is None:
+            self.pause(0.05)
+        return code
+
+
+class Run:
+    """A run of an app, followed through the stream of its log."""
+
+    def __init__(self, deployment: Deployment, stream: Process) -> None:
+        self.deployment, self.stream = deployment, stream
+
+    @property
+    def number(self) -> str | None:
+        """The run's number, once the SuperLink has given it one."""
+        found = re.findall(r"Successfully started run (\d+)", self.stream.text())
+        return found[-1] if found else None
+
+    def wait(self, seconds: float = 0.2) -> Iterator[None]:
+        """Yield every ``seconds`` until the run has ended; raise if it failed, or a process that it needs."""
+        while not self.stream.ended:
+            yield
+            self.deployment.check()
+            self.deployment.pause(seconds)
+        if self.number is None:
+            raise self.stream.failure("was not accepted")
+        state = self.deployment.state_of(self.number)
+        if state != "finished:completed":
+            raise self.stream.failure(f"{self.number} is {state}")
+        yield

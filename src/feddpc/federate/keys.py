@@ -1,0 +1,182 @@
+"""The files of a federation's keys and certificates: made where they are missing, and checked before they are used."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feddpc.errors import BadInputError
+from feddpc.federate import certificates
+from feddpc.run.files import explained
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+#: Names of this machine, under which its own processes reach it.
+LOOPBACK = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The files of a folder with keys and certificates."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        """The authority's certificate: every machine has it, to know the server by."""
+        return self.folder / "ca.crt"
+
+    @property
+    def ca_key(self) -> Path:
+        """The authority's key: whoever has it can pass for the server."""
+        return self.folder / "ca.key"
+
+    @property
+    def server(self) -> Path:
+        """The server's certificate."""
+        return self.folder / "server.crt"
+
+    @property
+    def server_key(self) -> Path:
+        """The server's key."""
+        return self.folder / "server.key"
+
+    def node(self, number: int) -> Path:
+        """The private key of a node; its public half, for the server, has ``.pub`` behind its name."""
+        return self.folder / f"node-{number}"
+
+
+def make(folder: Path, hosts: Sequence[str], nodes: int, days: float = 365.0) -> Keys:
+    """Make what is missing in ``folder``; what is there stays, so that nodes can be added later.
+
+    Args:
+        folder: where the files go; private keys are readable by their owner only.
+        hosts: names and addresses under which nodes reach the server.
+        nodes: how many node keys there are to be.
+        days: how long the server's certificate is good.
+    """
+    keys = Keys(folder)
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not keys.ca.exists():
+            key = certificates.new_key()
+            _write_pair(keys.ca, keys.ca_key, certificates.authority(key), key)
+        if not keys.server.exists():
+            key, signer = certificates.new_key(), (read_certificate(keys.ca), read_key(keys.ca_key))
+            made = certificates.server(key, hosts, dt.timedelta(days=days), *signer)
+            _write_pair(keys.server, keys.server_key, made, key)
+        for number in range(nodes):
+            if not keys.node(number).exists():
+                _make_node(keys.node(number))
+    for host in hosts:
+        check(keys, host)
+    return keys
+
+
+def check(keys: Keys, host: str) -> None:
+    """Raise if the server's certificate will not do for nodes that reach it as ``host``; the message names the file."""
+    from cryptography.exceptions import InvalidSignature
+
+    server, authority = read_certificate(keys.server), read_certificate(keys.ca)
+    for path, found in ((keys.ca, authority), (keys.server, server)):
+        if why := out_of_date(found):
+            raise BadInputError(
+                f"the certificate {path} {why}: delete it and {path.with_suffix('.key').name}, and make"
+                f" new ones with `feddpc federate keys {keys.folder}`"
+            )
+    try:
+        server.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise BadInputError(
+            f"the certificate {keys.server} was not signed by {keys.ca}: nodes would refuse the server; use two files "
+            "that were made together"
+        ) from None
+    if host not in names_of(server):
+        raise BadInputError(
+            f"the certificate {keys.server} is for {', '.join(names_of(server))}, not for {host}: delete it and "
+            f"{keys.server_key.name}, and make new ones with `feddpc federate keys {keys.folder} --host {host}`"
+        )
+    if _public(read_key(keys.server_key)) != _public(server):
+        raise BadInputError(f"the key {keys.server_key} does not belong to the certificate {keys.server}")
+
+
+def out_of_date(certificate: x509.Certificate) -> str | None:
+    """Say what is wrong with the dates of a certificate, if anything is."""
+    now = dt.datetime.now(dt.UTC)
+    if now > certificate.not_valid_after_utc:
+        return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    if now < certificate.not_valid_before_utc:
+        return f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+    return None
+
+
+def names_of(certificate: x509.Certificate) -> list[str]:
+    """Return the host names and addresses that a certificate is for."""
+    from cryptography import x509
+
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in found]
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Read a certificate."""
+    from cryptography import x509
+
+    with explained(path):
+        text = path.read_bytes()
+    try:
+        return x509.load_pem_x509_certificate(text)
+    except ValueError:
+        raise BadInputError(f"{path} is no certificate in PEM form") from None
+
+
+def read_key(path: Path) -> Any:
+    """Read a private key."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    with explained(path):
+        text = path.read_bytes()
+    try:
+        return load_pem_private_key(text, None)
+    except (ValueError, TypeError):
+        raise BadInputError(f"{path} is no private key in PEM form without a password") from None
+
+
+def _make_node(path: Path) -> None:
+    """Make a key pair in the form that Flower's SuperNodes read: OpenSSH, on the curve P-384."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    key = certificates.new_key()
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(path.with_name(f"{path.name}.pub"), public + b"\n", 0o644)
+    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+
+
+def _public(holder: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    found: bytes = holder.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return found
+
+
+def _write_pair(path: Path, key_path: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    _write(path, certificate.public_bytes(Encoding.PEM), 0o644)
+
+
+def _write(path: Path, text: bytes, mode: int) -> None:
+    """Write a file that has its permissions from its first moment."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(text)

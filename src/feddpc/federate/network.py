@@ -1,0 +1,115 @@
+"""Ports and connections: is a port free, is a server there, and is it who it says it is."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from pathlib import Path
+
+from feddpc.errors import BadInputError
+from feddpc.federate import keys
+
+#: Where the processes of a demo listen; nobody outside this machine can reach them there.
+HOST = "127.0.0.1"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free at the moment, all different."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for each in held:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in held]
+    finally:
+        for each in held:
+            each.close()
+
+
+def check_free(port: int, host: str = HOST) -> None:
+    """Raise if a port cannot be listened on."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except (OSError, OverflowError) as error:
+            why = (
+                "is in use by another program"
+                if getattr(error, "errno", None) == errno.EADDRINUSE
+                else f"cannot be used ({error})"
+            )
+            raise BadInputError(f"port {port} on {host} {why}: choose another one") from None
+
+
+def is_listening(port: int, host: str = HOST) -> bool:
+    """Whether somebody answers at a port."""
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``.
+
+    >>> split("[::1]:8443")
+    ('::1', 8443)
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BadInputError(f"{address!r} is no address: write HOST:PORT, like federation.example.org:8443")
+    return host.strip("[]"), int(port)
+
+
+def check_server(address: str, ca: Path, timeout: float = 10.0) -> str:
+    """Connect as a node would, and return what the server's certificate says; raise if a node would turn away."""
+    host, port = split(address)
+    keys.read_certificate(ca)
+    context = ssl.create_default_context(cafile=str(ca))
+    try:
+        with (
+            socket.create_connection((host, port), timeout=timeout) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            found = secure.getpeercert() or {}
+            return f"{address} is who it says: certificate good until {found.get('notAfter')}, {secure.version()}"
+    except ssl.SSLCertVerificationError as error:
+        raise BadInputError(_untrusted(address, ca, error)) from None
+    except ssl.SSLError as error:
+        raise BadInputError(
+            f"{address} answers, but not with TLS ({error.reason}): start the SuperLink with --ssl-certfile, not with "
+            "--insecure"
+        ) from None
+    except ConnectionRefusedError:
+        raise BadInputError(f"nobody listens at {address}: start the SuperLink there, or correct the port") from None
+    except TimeoutError:
+        raise BadInputError(
+            f"{address} does not answer within {timeout:.0f} s: a firewall between here and there may drop what is sent"
+        ) from None
+    except OSError as error:
+        raise BadInputError(f"{address} cannot be reached: {error}") from None
+
+
+#: OpenSSL's numbers for what is wrong with a certificate.
+_EXPIRED, _NOT_YET, _WRONG_NAME, _WRONG_ADDRESS = 10, 9, 62, 64
+
+
+def _untrusted(address: str, ca: Path, error: ssl.SSLCertVerificationError) -> str:
+    host, port = split(address)
+    if error.verify_code in (_EXPIRED, _NOT_YET, _WRONG_NAME, _WRONG_ADDRESS):
+        from cryptography import x509
+
+        shown = x509.load_pem_x509_certificate(ssl.get_server_certificate((host, port), timeout=10.0).encode())
+        if why := keys.out_of_date(shown):
+            return f"the certificate of {address} {why}: make a new one there with `feddpc federate keys`"
+        if error.verify_code in (_WRONG_NAME, _WRONG_ADDRESS):
+            names = ", ".join(keys.names_of(shown)) or "no host at all"
+            return (
+                f"the certificate of {address} is for {names}, not for {host}: use one of these, or make a new one "
+                f"there with `feddpc federate keys FOLDER --host {host}`"
+            )
+    return (
+        f"the certificate of {address} was not signed by {ca} ({error.verify_message}): take ca.crt from the server; "
+        "if it is that one, somebody else is answering there"
+    )

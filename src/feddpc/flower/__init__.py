@@ -1,0 +1,36 @@
+"""From the simulator to a real federation: feddpc's methods over Flower.
+
+``FedDPC`` (and the same for every method whose clients run plain local SGD) stands in for Flower's own ``FedAvg`` with
+an unchanged client app; ``strategy``, ``server_app`` and ``client_app`` run any registered method, its client half at
+the client; ``InProcessGrid`` runs an app in one process. Flower itself, the extra ``flower``, is imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from feddpc.flower.versions import check_flwr
+
+_HOMES = {
+    "InProcessGrid": "feddpc.flower.grid",
+    "client_app": "feddpc.flower.client",
+    "dealt": "feddpc.flower.sources",
+    "secure_client_app": "feddpc.flower.secure.client",
+    "secure_server_app": "feddpc.flower.secure.server",
+    "secure_strategy": "feddpc.flower.secure.server",
+    "server_app": "feddpc.flower.server",
+    "strategy": "feddpc.flower.server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    check_flwr()
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    dropins = importlib.import_module("feddpc.flower.dropin").dropins()
+    if name in dropins:
+        return dropins[name]
+    raise AttributeError(f"module 'feddpc.flower' has no attribute {name!r}; it has {', '.join([*_HOMES, *dropins])}")

@@ -1,0 +1,258 @@
+"""What all strategies here share: a method's server half behind Flower's interface, kept after every round."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.engine.memory import Memory
+from feddpc.engine.rounds import Progress, Record
+from feddpc.flower.screening import Bounds, Refusal, alike, only_metrics, sift
+from feddpc.flower.wire import Layout
+from feddpc.methods.base import Method, State
+from feddpc.options import whole
+from feddpc.run import checkpoint
+from feddpc.run.config import Config
+from feddpc.run.files import replace_text
+from feddpc.run.record import RunFolder, environment, is_run, line, summarise
+from feddpc.run.runner import reopen
+
+Ints = NDArray[np.int64]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+#: Who is behind a client's row of the server's memory, and the last round in which its reply counted (-1: none yet).
+NEVER = -1
+#: Where a run folder lists the replies that did not count.
+REFUSALS = "refused.jsonl"
+
+
+class MethodStrategy(FedAvg):
+    """A Flower strategy with the server half of ``method``.
+
+    Args:
+        method: the method.
+        bounds: what a reply may say.
+        min_replies: how many replies must be usable for a round to count; else model and memories stay as they are.
+        folder: where records and, after every round, a checkpoint go; a run that is there is continued.
+        flower: arguments of Flower's own ``FedAvg``: sampling, evaluation, names of records.
+    """
+
+    def __init__(
+        self, method: Method, *, bounds: Bounds, min_replies: int, folder: str | Path | None, flower: dict[str, Any]
+    ) -> None:
+        super().__init__(**flower)
+        self.method, self.bounds = method, bounds
+        self.min_replies = whole("min_replies", min_replies, 1)
+        self.folder = Path(folder) if folder is not None else None
+        self.records: list[Record] = []  #: of the rounds of this process
+        self.refusals: list[Refusal] = []  #: every reply that did not count, with its node and the reason
+        self.progress: Progress | None = None
+        self._layout: Layout | None = None
+        self._run: RunFolder | None = None
+        self._past: list[dict[str, Any]] = []  # records of rounds before a restart
+        self._offset = 0
+        self._arrays = ArrayRecord()
+        self._sent: list[Message] = []
+        self._began = 0.0
+
+    # What the two kinds do differently.
+
+    @abstractmethod
+    def describe(self, rounds: int) -> Config:
+        """Return the configuration that a run folder shows."""
+
+    @abstractmethod
+    def population(self) -> int:
+        """Return how many clients there are."""
+
+    def prepare(self, grid: Grid, timeout: float) -> None:
+        """Do what has to be done before the first round of this process."""
+
+    def scored(self) -> tuple[float, float]:
+        """Return accuracy and loss of the present model on the server's test set."""
+        return float("nan"), 0.0
+
+    def disclosure(self) -> str:
+        """Say what leaves a client."""
+        return self.method.privacy
+
+    # Flower's interface.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run up to round ``num_rounds``, from the first one or from where the run in ``folder`` was."""
+        self.begin(initial_arrays, num_rounds)
+        try:
+            self.prepare(grid, timeout)
+            done = self._offset = self.now.round
+            shifted = None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, self.evaluated(arrays))
+            result = super().start(
+                grid, self.arrays(), num_rounds - done, timeout, train_config, evaluate_config, shifted
+            )
+            result.arrays = self._arrays
+            result.evaluate_metrics_serverapp |= self._measured(done)
+            for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+                setattr(result, name, {t + done: metrics for t, metrics in getattr(result, name).items()})
+            self._finish(num_rounds)
+        finally:
+            if self._run is not None:
+                self._run.close()
+        return result
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask clients to evaluate the model that the method's authors look at."""
+        t = self._offset + server_round
+        self._sent = list(super().configure_evaluate(t, self.evaluated(arrays), config, grid))
+        return self._sent
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average what clients measured; each reply is screened on its own."""
+        t = self._offset + server_round
+        nodes = {m.metadata.dst_node_id: i for i, m in enumerate(self._sent)}
+
+        def read(_: int, content: RecordDict) -> RecordDict:
+            self.bounds.examples(only_metrics(content).get(self.weighted_by_key))
+            return content
+
+        good, refused = sift(replies, self._sent, nodes, t, read)
+        self.refusals += refused
+        return self.evaluate_metrics_aggr_fn(alike(list(good.values())), self.weighted_by_key) if good else None
+
+    def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
+        """Make one message a node; the group says the round, and Flower writes it into every reply."""
+        group = str(record[self.configrecord_key]["server-round"])
+        return [Message(record, node, message_type, group_id=group) for node in node_ids]
+
+    # The life of a run.
+
+    @property
+    def now(self) -> Progress:
+        """Where the run stands."""
+        assert self.progress is not None, "the strategy has not begun"
+        return self.progress
+
+    @property
+    def layout(self) -> Layout:
+        """How the model's arrays lie in its vector."""
+        assert self._layout is not None, "the strategy has not begun"
+        return self._layout
+
+    def arrays(self) -> ArrayRecord:
+        """Return the present model as Flower's arrays."""
+        self._arrays = self.layout.record(self.now.w)
+        return self._arrays
+
+    def evaluated(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model that is evaluated, which for some methods is another than the one that is trained."""
+        w = self.method.evaluated(self.now.w, self.now.server)
+        return arrays if w is self.now.w else self.layout.record(w)
+
+    def begin(self, arrays: ArrayRecord, rounds: int) -> None:
+        """Set the first model, or take the state from ``folder`` if a run is there."""
+        self._layout = Layout(arrays)
+        self.reset(self.layout.vector(arrays))
+        self._arrays = arrays
+        if self.folder is None:
+            return
+        config, about = self.describe(rounds), {"model": self.layout.tag}
+        if is_run(self.folder):
+            self._run, self._past, _ = reopen(self.folder, config, self.now, about)
+            log(INFO, "continuing %s after round %d", self.folder, self.now.round)
+            self._forget_refusals_after(self.now.round)
+            return
+        self._run = RunFolder.create(self.folder, config, environment("flower", {}, "cpu", about))
+        self._run.note("privacy", {"note": self.disclosure(), "disclosed": {}})
+
+    def reset(self, w: Tensor) -> None:
+        """Stand before round 1 with the model ``w``."""
+        population = self.population()
+        self.progress = Progress.begin(self.method, w, population)
+        fresh = {"node": torch.zeros((), dtype=torch.int64), "accepted": torch.full((), NEVER)}
+        self.progress.clients = Memory(lambda: fresh, "what the server knows of a client", population)
+
+    def _measured(self, done: int) -> dict[int, MetricRecord]:
+        """Return what the server measured on its own test set, by the rounds of this process."""
+        measured = [r for r in self.records if np.isfinite(r.test_accuracy)]
+        return {r.round - done: MetricRecord({"accuracy": r.test_accuracy, "loss": r.test_loss}) for r in measured}
+
+    def keep(self, t: int, kept: Ints, dropped: Iterable[int], refused: list[Refusal], **more: Any) -> Record:
+        """Close round ``t``: write it down, and the state after it."""
+        self.refusals += refused
+        self.now.round = t
+        accuracy, loss = self.scored()
+        record = Record(
+            round=t,
+            test_accuracy=accuracy,
+            test_loss=loss,
+            train_loss=more.get("loss", float("nan")),
+            seconds=time.perf_counter() - self._began,
+            participants=kept.tolist(),
+            dropped=sorted(dropped),
+            rejected=sorted({r.client for r in refused if r.client is not None} - set(kept.tolist())),
+            notes={**more.get("notes", {}), "refused": float(len(refused))},
+        )
+        self.records.append(record)
+        if not len(kept):
+            log(WARNING, "round %d: fewer than %d replies can be used, so none of them counts", t, self.min_replies)
+        if self._run is not None:
+            self._run.append(record)
+            self._run.sync()
+            if refused:
+                with (self._run.path / REFUSALS).open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(dataclasses.asdict(r)) + "\n" for r in refused)
+            checkpoint.save(self._run.checkpoint, self.now, self._run.record_bytes)
+        return record
+
+    def accept(self, t: int, kept: Ints, nodes: dict[int, int]) -> None:
+        """Remember whose replies counted in round ``t``; a client learns it the next time it is asked."""
+        ids = torch.tensor([_signed(nodes[int(c)]) for c in kept], dtype=torch.int64)
+        self.now.clients.write(kept, {"node": ids, "accepted": torch.full((len(kept),), t)})
+
+    def _forget_refusals_after(self, t: int) -> None:
+        """Cut off the refusals of rounds that will be run again."""
+        assert self.folder is not None
+        path = self.folder / REFUSALS
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            replace_text(
+                path, "".join(text for text in lines if text.endswith("\n") and json.loads(text)["round"] <= t)
+            )
+
+    def _finish(self, rounds: int) -> None:
+        if self._run is None:
+            return
+        records = self._past + [json.loads(line(record)) for record in self.records]
+        checkpoint.save_model(self._run.path / "model.safetensors", self._named(self.now.w))
+        self._run.finish(summarise(self.describe(rounds), records, "finished", None))
+
+    def _named(self, w: Tensor) -> State:
+        return {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}
+
+
+def _signed(node: int) -> int:
+    """Return a node's id, 64 bits without sign, as a number with one."""
+    return node - (1 << 64) if node >> 63 else node

@@ -1,0 +1,290 @@
+"""Stand-ins for Flower's FedAvg: methods whose clients run plain local SGD, with client apps as they are."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
+
+from feddpc import methods
+from feddpc.engine.rounds import settle
+from feddpc.errors import BadInputError
+from feddpc.flower.base import NEVER, MethodStrategy
+from feddpc.flower.screening import Bounds, alike, only_metrics, sift
+from feddpc.flower.wire import Layout, RefusedError
+from feddpc.methods.base import DATA_HOOKS, Cohort, Local, Method, State, overrides
+from feddpc.options import positive, whole
+from feddpc.run.config import Config
+
+#: What the client half of a method consists of, but for ``broadcast`` and ``finish``.
+CLIENT_HOOKS = ("start", "objective", "correct", "step", "init_client", "probes", "surveys", "asked", "trains")
+MANY = 1 << 31  #: a population nobody counts
+
+
+def sends_plain_updates(method: Method) -> bool:
+    """Say whether clients of ``method`` run plain local SGD and send nothing but their update.
+
+    >>> [sends_plain_updates(methods.create(name)) for name in ("feddpc", "fedprox", "mifa")]
+    [True, False, True]
+    >>> sends_plain_updates(methods.create("feddpc", form="client"))
+    False
+    """
+    if any(overrides(method, hook) for hook in (*CLIENT_HOOKS, *DATA_HOOKS)):
+        return False
+    w, y = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
+    # These two may do something of their own for some hyper-parameters only: let them say.
+    if overrides(method, "broadcast") and method.broadcast(w, method.init_server(w, 2), {}, _cohort(2)):
+        return False
+    up, own = method.finish(y, Local(w, {}, {}, 0.1, torch.tensor(1.0)))
+    return not own and up.keys() == {"delta"} and torch.equal(up["delta"], w - y)
+
+
+def knows_clients(method: Method) -> bool:
+    """Say whether the server of ``method`` remembers something of every client, so that it must know how many."""
+    w = torch.zeros(2)
+    try:
+        few, many = ({k: v.shape for k, v in method.init_server(w, n).items()} for n in (10_000, 10_001))
+    except BadInputError:  # it asks for one particular number of clients
+        return True
+    return few != many or bool(method.init_slot(w))
+
+
+class PlainStrategy(MethodStrategy):
+    """A method in the place of Flower's ``FedAvg``; clients answer with weights, as they did before.
+
+    Args of Flower's ``FedAvg`` come first and keep their names and order; further:
+        server_lr: the server's rate over the clients', eta_g / eta_l; 1 applies the method's step as it is.
+        weighting: ``uniform``, as in the papers, or ``samples``, by the count that replies carry, as in Flower.
+        population: how many clients there are; for methods that remember every client.
+        min_replies, max_norm, max_examples, folder: see ``docs/flower.md``.
+        hyper: the method's hyper-parameters.
+    """
+
+    made_from: ClassVar[type[Method]]
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: Any = None,
+        evaluate_metrics_aggr_fn: Any = None,
+        *,
+        server_lr: float = 1.0,
+        weighting: Literal["uniform", "samples"] = "uniform",
+        population: int | None = None,
+        min_replies: int = 1,
+        max_norm: float | None = None,
+        max_examples: int = 10**9,
+        folder: str | Path | None = None,
+        **hyper: Any,
+    ) -> None:
+        given = locals()
+        flower = {name: given[name] for name in inspect.signature(FedAvg).parameters}
+        if "form" in get_type_hints(self.made_from) and _streams(self.made_from):
+            hyper.setdefault("form", "streaming")
+        method = methods.create(self.made_from.name, **hyper)
+        bounds = Bounds(max_norm, max_examples)
+        super().__init__(method, bounds=bounds, min_replies=min_replies, folder=folder, flower=flower)
+        self.server_lr, self.weighting = positive("server_lr", server_lr), weighting
+        self._population = None if population is None else whole("population", population, 1)
+        self._clients: dict[int, int] = {}
+        self._check()
+
+    def _check(self) -> None:
+        method = self.method
+        if not sends_plain_updates(method):
+            raise BadInputError(
+                f"{method.name} with {method.hyper()} has a client half of its own: use feddpc.flower.strategy and "
+                "client_app"
+            )
+        known = knows_clients(method)
+        if known and self._population is None:
+            raise BadInputError(f"{method.name} remembers every client: say how many there are, population=...")
+        if self.weighting not in ("uniform", "samples"):
+            raise BadInputError(f"weighting = {self.weighting!r}: must be 'uniform' or 'samples'")
+        if self.weighting == "samples" and method.init_slot(torch.zeros(1)):
+            raise BadInputError(
+                f"{method.name} with weighting='samples' needs the sizes of clients that never came: use 'uniform'"
+            )
+        w, n = torch.ones(2), self._population or 2
+        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, _cohort(1, n, method, w))
+        if not bool(step.update.isfinite().all()):
+            raise BadInputError(
+                f"{method.name} with {method.hyper()} needs every client's number of local steps, which a client app "
+                "of Flower does not tell: use feddpc.flower.strategy and client_app"
+            )
+
+    def describe(self, rounds: int) -> Config:
+        """Say what is known; the clients' own settings are not."""
+        known = {"method": self.method.name, "hyper": self.method.hyper(), "weighting": self.weighting}
+        rates = {"lr": 1.0, "server_lr": self.server_lr}  # updates are taken as they come
+        clients = {"clients": self._population or 1, "cohort": 1}
+        return Config.read(
+            {**known, **rates, **clients, "rounds": rounds, "engine": "flower", "data": "flower", "model": "flower"}
+        )
+
+    @functools.cached_property
+    def _buffer(self) -> Tensor:
+        """Room for one update, used for all: fresh memory costs as much as the arithmetic."""
+        return torch.empty_like(self.now.w)
+
+    def population(self) -> int:
+        """How many clients there are, or more than there will ever be."""
+        return self._population or MANY
+
+    def prepare(self, grid: Grid, timeout: float) -> None:
+        """Remember which node was which client."""
+        ids, table = self.now.clients.export()
+        nodes = table["node"].tolist() if len(ids) else []
+        self._clients = {int(n) % (1 << 64): int(c) for c, n in zip(ids.tolist(), nodes, strict=True)}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample nodes as Flower does and send them the model."""
+        self._began = time.perf_counter()
+        if self.progress is None:
+            self.begin(arrays, server_round)
+        if arrays is not self._arrays:  # somebody else changed the model
+            self.now.w, self._arrays = self.layout.vector(arrays), arrays
+        self._name(grid.get_node_ids())
+        self._sent = list(super().configure_train(self._offset + server_round, arrays, config, grid))
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Form the updates, let the method's server rule move the model, and average the metrics."""
+        t = self._offset + server_round
+        sampled = [message.metadata.dst_node_id for message in self._sent]
+        self._name(sampled)
+        nodes = {node: self._clients[node] for node in sampled}
+        good, refused = sift(replies, self._sent, nodes, t, self._read)
+        ids = np.array(list(good), dtype=np.int64)
+        silent = set(nodes.values()) - set(good) - {r.client for r in refused}
+        if len(good) < self.min_replies:
+            self.keep(t, ids[:0], silent, refused)
+            return None, None
+        lazy = getattr(self.method, "form", None) == "streaming"
+        updates = Updates(
+            self.now.w, self.layout, [reply.arrays for reply in good.values()], self._buffer if lazy else None
+        )
+        counts = np.array([reply.examples for reply in good.values()], dtype=np.float64)
+        cohort = self._gathered(t, ids, counts)
+        up: State = {"delta": updates if lazy else torch.stack(list(updates))}  # type: ignore[dict-item]
+        notes = settle(self.method, self.now, ids, up, cohort)
+        self.accept(t, ids, {client: node for node, client in nodes.items()})
+        contents = [reply.content for reply in good.values()]
+        metrics = self.train_metrics_aggr_fn(alike(contents), self.weighted_by_key)
+        record = self.keep(t, ids, silent, refused, notes=notes)
+        metrics.update({"replies": len(ids), **record.notes})
+        return self.arrays(), metrics
+
+    def _name(self, nodes: Iterable[int]) -> None:
+        """Number nodes that are new; a checkpoint keeps the numbers."""
+        new = sorted(set(nodes) - self._clients.keys())
+        ids = np.arange(len(self._clients), len(self._clients) + len(new))
+        self._clients |= dict(zip(new, ids.tolist(), strict=True))
+        self.accept(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
+
+    def _read(self, client: int, content: RecordDict) -> Reply:
+        if self._population is not None and client >= self._population:
+            raise RefusedError(f"there are {self._population} clients already: begin again with a larger population")
+        if len(content.array_records) != 1:
+            raise RefusedError(f"it has {len(content.array_records)} array records, not one")
+        arrays = next(iter(content.array_records.values()))
+        self.bounds.check("the update", self.layout.update(self.now.w, arrays, self._buffer))
+        examples = self.bounds.examples(only_metrics(content).get(self.weighted_by_key))
+        return Reply(content, arrays, examples)
+
+    def _gathered(self, t: int, ids: np.ndarray, counts: np.ndarray) -> Cohort:
+        weights = counts / counts.sum() if self.weighting == "samples" else np.full(len(ids), 1 / len(ids))
+        return Cohort(
+            round=t,
+            clients=torch.from_numpy(ids),
+            population=self._population or len(ids),
+            weights=torch.from_numpy(weights),
+            steps=torch.full((len(ids),), torch.nan, dtype=torch.float64),  # nobody tells
+            client_lr=1.0,
+            server_lr=self.server_lr,
+            slots=self.now.slots.read(ids),
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that can be used."""
+
+    content: RecordDict
+    arrays: ArrayRecord
+    examples: int
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The updates of a cohort, each made when it is asked for; with ``into``, in the place of the one before."""
+
+    w: Tensor
+    layout: Layout
+    replies: list[ArrayRecord]
+    into: Tensor | None = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.layout.update(self.w, reply, self.into) for reply in self.replies)
+
+
+@functools.cache
+def dropins() -> dict[str, type[PlainStrategy]]:
+    """Return the strategies by class name, one for every registered method that an unchanged client app can serve.
+
+    >>> sorted(dropins())
+    ['ClusterFedVARP', 'FedAvg', 'FedDPC', 'FedExP', 'FedVARP', 'MIFA']
+    """
+    plain = [methods.get(name) for name in methods.names() if sends_plain_updates(methods.get(name)())]
+    return {cls.__name__: _made(cls) for cls in plain}
+
+
+def _made(cls: type[Method]) -> type[PlainStrategy]:
+    own = [p for n, p in inspect.signature(PlainStrategy.__init__).parameters.items() if n not in ("self", "hyper")]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    hyper = [inspect.Parameter(f.name, kind, default=f.default, annotation=f.type) for f in fields(cls)]
+    doc = f"{cls.title} in the place of Flower's FedAvg.\n\n{inspect.cleandoc(PlainStrategy.__doc__ or '')}"
+    about = {"made_from": cls, "__doc__": doc, "__module__": "feddpc.flower"}
+    made = type(cls.__name__, (PlainStrategy,), about | {"__signature__": inspect.Signature([*own, *hyper])})
+    return made
+
+
+def _streams(cls: type[Method]) -> bool:
+    return "streaming" in get_args(get_type_hints(cls)["form"])
+
+
+def _cohort(m: int, population: int = 2, method: Method | None = None, w: Tensor | None = None) -> Cohort:
+    """Return a cohort to try a method on."""
+    rest = {} if method is None or w is None else method.init_slot(w)
+    return Cohort(
+        round=1,
+        clients=torch.arange(m),
+        population=population,
+        weights=torch.full((m,), 1 / m, dtype=torch.float64),
+        steps=torch.full((m,), torch.nan, dtype=torch.float64),
+        client_lr=1.0,
+        server_lr=1.0,
+        slots={k: v.expand(m, *v.shape).clone() for k, v in rest.items()},
+    )

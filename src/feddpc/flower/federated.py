@@ -1,0 +1,280 @@
+"""A strategy for any method: enrolment, preparation, rounds, all by messages whose replies are screened one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from logging import INFO
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.engine.rounds import Federation, ask, gather, nobody, screen, settle, survey
+from feddpc.errors import BadInputError
+from feddpc.flower import preparing
+from feddpc.flower.base import MethodStrategy
+from feddpc.flower.census import Served, expected, federation_of
+from feddpc.flower.enrolment import Roll
+from feddpc.flower.holdings import Holdings
+from feddpc.flower.orders import Orders
+from feddpc.flower.queries import Desk
+from feddpc.flower.screening import only_metrics, sift
+from feddpc.flower.wire import ORDERS, RefusedError, arrays_of, expect, pack, tensor
+from feddpc.methods.base import Method, State, overrides
+from feddpc.methods.world import World
+from feddpc.run import checkpoint, private
+from feddpc.run.config import Config
+from feddpc.run.experiment import default_batch_size
+from feddpc.run.runner import LEARNED
+
+Ints = NDArray[np.int64]
+
+
+class Upload(NamedTuple):
+    """What a client sent: checked, and still in its message."""
+
+    arrays: ArrayRecord
+    loss: float
+
+
+class FederatedStrategy(MethodStrategy):
+    """Any method over Flower; made by :func:`feddpc.flower.strategy`."""
+
+    def __init__(self, holdings: Holdings, *, wait: float, secret: int | None = None, **rest: Any) -> None:
+        super().__init__(holdings.method, **rest)
+        self.holdings, self.config, self.wait = holdings, holdings.config, wait
+        self.secret = secret  #: the seed of what clients must not foresee
+        self.roll = Roll(self.config.clients)
+        self.desk = Desk(self.roll, self.bounds, self._orders(0))
+        self.served: Method = Served(self.method)  # type: ignore[assignment]
+        self.learned: State = {}
+        self._samples = 0
+        self._invited: Ints = np.zeros(0, np.int64)
+        self._looks: State = {}
+        self._federation: tuple[object, Federation] | None = None
+
+    # What the base asks for.
+
+    def describe(self, rounds: int) -> Config:
+        """The configuration, complete."""
+        hyper = self.method.hyper()
+        return dataclasses.replace(self.config, method=self.method.name, hyper=hyper, rounds=rounds, engine="flower")
+
+    def population(self) -> int:
+        """How many clients there are."""
+        return self.config.clients
+
+    def scored(self) -> tuple[float, float]:
+        """How the model does on the server's test set."""
+        return self.holdings.evaluate(self.method.evaluated(self.now.w, self.now.server))
+
+    def disclosure(self) -> str:
+        """Say what leaves a client, and what hides it."""
+        mechanism = private.mechanism(self.config)
+        return self.method.privacy if mechanism is None else f"{self.method.privacy} {mechanism.describe()}"
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the first model, for ``start``."""
+        return pack(self.holdings.state_dict())
+
+    def prepare(self, grid: Grid, timeout: float) -> None:
+        """Enrol clients, let the method find out what it must, and hand out what belongs to the clients."""
+        self.desk.timeout = timeout
+        self.enrol(grid, self.wait)
+        self._samples = self.holdings.samples or int(self.roll.counts().sum()) + self.holdings.reserved
+        if self.config.batch_size is None:
+            size = default_batch_size(self._samples, self.config.clients)
+            self.config = dataclasses.replace(self.config, batch_size=size)
+        self.desk.orders = self._orders(self._samples)
+        if overrides(self.method, "learn"):
+            self.learned = self._learn(grid)
+        self.hand_out(grid)
+        if self.now.round == 0:
+            if overrides(self.method, "initial") and self.holdings.task is not None:
+                self.reset(self.method.initial(self.holdings.task, self.now.w, self._world()))
+            if self.method.surveys:
+                survey(self.federation, self.served, self.desk.prober(grid, "survey", 0), self.now)
+        self.refusals += self.desk.refused
+
+    # Flower's interface.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Invite the clients of the round, ask what the method wants to know first, and send model and broadcast."""
+        self._began, self.desk.refused = time.perf_counter(), []
+        t = self._offset + server_round
+        connected = set(grid.get_node_ids())
+        if connected - self.roll.nodes.keys() - self.roll.refused.keys():
+            self.enrol(grid, 0.0)
+            self.hand_out(grid)
+        self._invited = self.federation.draw(t).answered
+        ids = self.roll.present(self._invited, connected)
+        self._sent = list(self._invitations(grid, t, ids)) if len(ids) else []
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Let the server rule move the model with the replies that can be used."""
+        t, federation = self._offset + server_round, self.federation
+        good, refused = sift(replies, self._sent, self.roll.nodes, t, partial(self._read, t))
+        refused = self.desk.refused + refused
+        ids = np.array(list(good), dtype=np.int64)
+        silent = set(self._invited.tolist()) - set(good) - {r.client for r in refused}
+        dropped = silent | set(federation.draw(t).dropped.tolist())
+        if len(good) < self.min_replies:
+            if len(self._invited) and federation.privacy is None:
+                self.keep(t, ids[:0], dropped, refused)
+                return None, None
+            # Nobody was invited, or noise has to hide that nobody came: the method has a rule for that.
+            notes = nobody(federation, self.method, self.now, t, ids[:0]).notes
+            record = self.keep(t, ids[:0], dropped, refused, notes=notes)
+            return self.arrays(), MetricRecord({"replies": 0, **record.notes})
+        _, cohort = gather(federation, self.served, self.now, t, ids)
+        notes = settle(self.method, self.now, ids, self._stacked(list(good.values())), cohort, federation.privacy)
+        self.accept(t, ids, {client: node for node, client in self.roll.nodes.items()})
+        losses = torch.tensor([upload.loss for upload in good.values()], dtype=self.now.w.dtype)
+        loss = float(losses[cohort.steps > 0].mean())  # NaN when nobody trained
+        record = self.keep(t, ids, dropped, refused, loss=loss, notes=notes)
+        return self.arrays(), MetricRecord({"replies": len(ids), "train-loss": loss, **record.notes})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let clients, sampled as Flower does, evaluate the model on test samples of their own."""
+        chosen = [m.metadata.dst_node_id for m in super().configure_evaluate(server_round, arrays, config, grid)]
+        w = self.method.evaluated(self.now.w, self.now.server)
+        content = RecordDict({ORDERS: self.desk.orders.record(), "arrays": pack({"w": w})})
+        known = [node for node in chosen if node in self.roll.nodes]
+        group = str(self._offset + server_round)
+        self._sent = [Message(content, node, MessageType.EVALUATE, group_id=group) for node in known]
+        return self._sent
+
+    # The experiment.
+
+    @property
+    def federation(self) -> Federation:
+        """What the round loop knows of the clients; made anew when clients have come."""
+        sizes = self.roll.counts()
+        if self._federation is None or self._federation[0] != sizes.tobytes():
+            self._federation = sizes.tobytes(), federation_of(self.config, sizes, self.layout.d, self.secret)
+        return self._federation[1]
+
+    def _orders(self, samples: int) -> Orders:
+        return Orders.of(self.config, self.method, self.holdings.flat, self.holdings.classes, samples)
+
+    def _world(self) -> World:
+        return self.holdings.world(self.config.clients, self._samples)
+
+    # Before the first round.
+
+    def enrol(self, grid: Grid, wait: float) -> None:
+        """Ask nodes that are new who they are, until enough clients are there or ``wait`` seconds are over."""
+        end = time.monotonic() + wait
+        while True:
+            connected = set(grid.get_node_ids())
+            new = sorted(connected - self.roll.nodes.keys() - self.roll.refused.keys())
+            if new:
+                self.desk.greet(grid, new, connected)
+            here = len(self.roll.present(np.arange(self.config.clients), connected))
+            if not wait or here >= self.min_available_nodes:
+                return
+            if len(connected) >= self.config.clients or time.monotonic() >= end:
+                why = "".join(f"; node {node}: {reason}" for node, reason in self.roll.refused.items())
+                raise BadInputError(
+                    f"{here} of {self.min_available_nodes} clients can take part, {len(connected)} nodes are "
+                    f"connected{why}: start the missing ones, or lower min_available_nodes"
+                )
+            log(INFO, "waiting for clients: %d of %d", here, self.min_available_nodes)
+            time.sleep(min(1.0, max(end - time.monotonic(), 0.0)))
+
+    def _learn(self, grid: Grid) -> State:
+        """Return what the method finds out before round 1; a run that is continued has it in its folder."""
+        path = None if self._run is None else self._run.path / LEARNED
+        if path is not None and path.exists():
+            return checkpoint.load_model(path)
+        learned = preparing.learn(self.method, partial(self.desk.question, grid), self._world(), self.roll.counts())
+        learned = {key: value.detach().cpu().contiguous() for key, value in learned.items()}
+        if path is not None and learned:
+            checkpoint.save_model(path, learned)
+        return learned
+
+    def hand_out(self, grid: Grid) -> None:
+        """Give every client that has not got it yet what it is handed before its first round."""
+        new = [node for node in self.roll.nodes if node not in self.roll.ready]
+        shares = self.method.furnish(self._world(), self.learned) if self.method.reserve else None
+        given = {self.roll.nodes[n]: self.holdings.handed(self.roll.nodes[n], shares, self.learned) for n in new}
+        if given := {client: state for client, state in given.items() if state}:
+            self.desk.hand(grid, given)
+        self.roll.ready.update(new)
+
+    # A round.
+
+    def _invitations(self, grid: Grid, t: int, ids: Ints) -> Iterator[Message]:
+        progress, federation = self.now, self.federation
+        _, cohort = gather(federation, self.served, progress, t, ids)
+        probed: State = {}
+        if self.served.probes:
+            prober = self.desk.prober(grid, "probe", t)
+            ids, (probed,) = screen(ids, ask(federation, self.served, prober, progress.w, cohort, ids))
+            if not len(ids):
+                return
+            _, cohort = gather(federation, self.served, progress, t, ids)
+        down = self.method.broadcast(progress.w, progress.server, probed, cohort)
+        if not self._looks:
+            kit = self.method.furnish(self._world(), self.learned).kit if overrides(self.method, "furnish") else {}
+            self._looks = expected(self.method, progress.w, down | dict(kit))
+        asked, trains = self.method.asked(cohort), self.method.trains(cohort)
+        accepted = progress.clients.read(ids)["accepted"].tolist()
+        orders, arrays, more = self.desk.orders.record(), pack({"w": progress.w}), pack(down)
+        nodes = {client: node for node, client in self.roll.nodes.items()}
+        for i, client in enumerate(ids.tolist()):
+            told = {"round": t, "lr": cohort.client_lr, "accepted": accepted[i]}
+            told |= {"rest": trains is not None and not trains[i], "asked": asked is None or bool(asked[i])}
+            content = RecordDict({ORDERS: orders, "arrays": arrays, "down": more, "round": ConfigRecord(told)})
+            yield Message(content, nodes[client], MessageType.TRAIN, group_id=str(t))
+
+    def _read(self, t: int, client: int, content: RecordDict) -> Upload:
+        if self.desk.about(content, t).get("client") != client:
+            raise RefusedError(f"it says it is another client than {client}")
+        metrics = only_metrics(content)
+        examples = self.bounds.examples(metrics.get("num-examples"))
+        if examples != self.roll.sizes[client]:
+            raise RefusedError(f"it counts {examples} examples, but {self.roll.sizes[client]} when it enrolled")
+        loss = metrics.get("loss")
+        if not isinstance(loss, float) or not np.isfinite(loss):
+            raise RefusedError(f"its loss is {loss!r}, not a finite number")
+        arrays = arrays_of(content, "up")
+        expect(arrays, self._looks, "the upload")
+        for key, look in self._looks.items():
+            self.bounds.check(key, tensor(arrays[key], key, look))
+        return Upload(arrays, loss)
+
+    def _stacked(self, uploads: list[Upload]) -> State:
+        """Return the uploads as the server rule wants them: stacked, or one at a time where it can take them so."""
+        rows = {key: _Rows(uploads, key, look) for key, look in self._looks.items()}
+        if getattr(self.method, "form", None) == "streaming" and self.federation.privacy is None:
+            return rows  # type: ignore[return-value]
+        return {key: torch.stack(list(row)) for key, row in rows.items()}
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One tensor of every upload, each made when it is asked for: a server that takes them one by one holds one."""
+
+    uploads: list[Upload]
+    key: str
+    look: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (tensor(upload.arrays[self.key], self.key, self.look) for upload in self.uploads)

@@ -1,0 +1,172 @@
+"""What travels: tensors as Flower's array records, and what every message says about itself.
+
+Reading distrusts its input. An array is looked at before it is used: how it was written, its type, its shape, and how
+many bytes it has. Nothing is unpickled, and nothing is allocated that the receiver did not expect.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.errors import BadInputError, FeddpcError
+from feddpc.methods.base import State
+
+#: The longest header of an array that is read.
+HEADER = 1 << 12
+FLOATS = ("float32", "float64")
+#: Names of records: what a message says about the experiment, what a reply says about itself, and why it says no more.
+ORDERS, REPLY, REFUSED = "orders", "reply", "refused"
+
+
+class RefusedError(FeddpcError):
+    """A message that cannot be used, and why."""
+
+
+def pack(state: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return tensors as a record."""
+    return ArrayRecord({key: Array(value.detach().cpu().numpy()) for key, value in state.items()})
+
+
+def unpack(record: ArrayRecord, device: torch.device | str = "cpu") -> State:
+    """Return a record's tensors, in memory of torch's own (at other addresses, sums may run in another order)."""
+    return {key: torch.from_numpy(np.array(peek(array, key))).to(device, copy=True) for key, array in record.items()}
+
+
+def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> NDArray[Any]:
+    """Return a view of an array's numbers, without a copy; ``shape`` and ``dtype`` are what is expected, if anything.
+
+    >>> peek(Array(np.array([1.0, 2.0])), "w", (2,), "float64")
+    array([1., 2.])
+    >>> peek(Array(np.array([1.0, 2.0])), "w", (3,), "float64")
+    Traceback (most recent call last):
+    feddpc.flower.wire.RefusedError: w has shape (2,), not (3,)
+    """
+    if array.stype != "numpy.ndarray":
+        raise RefusedError(f"{name} was written as {array.stype!r}, not 'numpy.ndarray'")
+    # In a file of NumPy's, byte 6 is the version, and the header's length follows.
+    start = 10 if array.data[6:7] == b"\x01" else 12
+    start += int.from_bytes(array.data[8:start], "little")
+    try:
+        found, fortran, kind = _header(array.data[: min(start, HEADER)])
+    except (ValueError, EOFError, SyntaxError, TypeError) as error:
+        raise RefusedError(f"{name} is no array: {error}") from None
+    if dtype is not None and str(kind) != dtype:
+        raise RefusedError(f"{name} is {kind}, not {dtype}")
+    if shape is not None and found != shape:
+        raise RefusedError(f"{name} has shape {found}, not {shape}")
+    count = int(np.prod(found, dtype=object))
+    if kind.hasobject or len(array.data) - start != count * kind.itemsize:
+        raise RefusedError(f"{name} has {len(array.data) - start} bytes, which is not {found} of {kind}")
+    values = np.frombuffer(array.data, kind, count, start)
+    return values.reshape(found, order="F" if fortran else "C")
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array: shape, order, type. A model's arrays have the same ones every time."""
+    head = io.BytesIO(start)
+    read: Callable[..., tuple[tuple[int, ...], bool, np.dtype[Any]]] = (
+        np.lib.format.read_array_header_1_0
+        if np.lib.format.read_magic(head) == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    return read(head)
+
+
+def tensor(array: Array, name: str, like: Tensor) -> Tensor:
+    """Return an array as a tensor of its own, after checking that it has the shape and type of ``like``."""
+    values = peek(array, name, tuple(like.shape), str(like.numpy().dtype))
+    made = torch.empty(like.shape, dtype=like.dtype)
+    np.copyto(made.numpy(), values)
+    return made
+
+
+def expect(record: Mapping[str, Array], names: Iterable[str], what: str) -> None:
+    """Refuse a record that has not exactly these ``names``."""
+    names = list(names)
+    missing, extra = [n for n in names if n not in record], [n for n in record if n not in names]
+    if missing:
+        raise RefusedError(f"{what} lacks {', '.join(missing[:3])}{' and more' if missing[3:] else ''}")
+    if extra:
+        raise RefusedError(
+            f"{what} has {', '.join(extra[:3])}{' and more' if extra[3:] else ''}, which nobody asked for"
+        )
+
+
+class Layout:
+    """How the arrays of a Flower model lie in one vector, in the order of the record.
+
+    >>> layout = Layout(ArrayRecord({"a": Array(np.ones((2, 2), np.float32)), "b": Array(np.zeros(1, np.float32))}))
+    >>> layout.d, layout.vector(layout.record(torch.arange(5.0)))
+    (5, tensor([0., 1., 2., 3., 4.]))
+    """
+
+    def __init__(self, arrays: ArrayRecord) -> None:
+        self.names = list(arrays)
+        self.shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        self.dtypes = {name: array.dtype for name, array in arrays.items()}
+        for name, dtype in self.dtypes.items():
+            if dtype not in FLOATS:
+                raise BadInputError(
+                    f"array {name!r} of the model is {dtype}: updates are made of {' or '.join(FLOATS)}. A model with "
+                    "BatchNorm counts batches in such an array: use feddpc.models.to_groupnorm on it"
+                )
+        self.dtype = torch.float64 if "float64" in self.dtypes.values() else torch.float32
+        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
+        self.spans = {n: (int(e) - int(np.prod(self.shapes[n])), int(e)) for n, e in zip(self.names, ends, strict=True)}
+        self.d = int(ends[-1]) if len(ends) else 0
+
+    @property
+    def tag(self) -> str:
+        """A name for this layout; equal layouts have equal names."""
+        return layout_tag(self.shapes)
+
+    def vector(self, arrays: Mapping[str, Array]) -> Tensor:
+        """Return the numbers of ``arrays`` as one vector, after checking that they are what they should be."""
+        return self._gather(arrays, lambda _, values, out: np.copyto(out, values))
+
+    def update(self, w: Tensor, arrays: Mapping[str, Array], into: Tensor | None = None) -> Tensor:
+        """Return ``w`` less the vector of ``arrays``, in one pass; ``into`` is where it goes, if it is given."""
+        before = w.numpy()
+        return self._gather(arrays, lambda span, values, out: np.subtract(before[span], values, out=out), into)
+
+    def record(self, w: Tensor) -> ArrayRecord:
+        """Return a vector as a record of this layout."""
+        parts = ((name, w[a:b].reshape(self.shapes[name])) for name, (a, b) in self.spans.items())
+        return ArrayRecord({n: Array(p.numpy().astype(self.dtypes[n], copy=False)) for n, p in parts})
+
+    def _gather(
+        self,
+        arrays: Mapping[str, Array],
+        put: Callable[[slice, NDArray[Any], NDArray[Any]], object],
+        into: Tensor | None = None,
+    ) -> Tensor:
+        expect(arrays, self.names, "the model")
+        vector = torch.empty(self.d, dtype=self.dtype) if into is None else into
+        numbers = vector.numpy()
+        for name, (a, b) in self.spans.items():
+            values = peek(arrays[name], name, self.shapes[name], self.dtypes[name])
+            put(slice(a, b), values.reshape(-1), numbers[a:b])
+        return vector
+
+
+def layout_tag(shapes: Mapping[str, Iterable[int]]) -> str:
+    """Return a short name for a model's parameters: their names, order and shapes."""
+    text = ";".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
+    """Return an array record of a message; an absent one is empty."""
+    found = content.get(key)
+    return found if isinstance(found, ArrayRecord) else ArrayRecord()

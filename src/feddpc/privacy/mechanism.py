@@ -1,0 +1,130 @@
+"""The private server: it cuts every client's vector to a bounded length, adds them, and adds noise to the sum.
+
+What is bounded is the vector that the server rule averages: FedAvg's update, FedDPC's update after projection and
+scaling. The noisy mean is then given to the rule as if one client had sent it, so a method needs no private twin, and
+whatever the rule remembers (FedDPC's last global update) is made from private numbers only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddpc import chance
+from feddpc.errors import BadInputError
+from feddpc.methods.algebra import square
+from feddpc.methods.base import Cohort, Method, State, Step
+from feddpc.methods.fedavg import FedAvg
+from feddpc.methods.feddpc import FedDPC
+from feddpc.privacy.accounting import epsilon
+
+
+class ClippedSum:
+    """A sum of vectors, each cut to length ``clip`` first: one client more or less moves it by ``clip`` at most.
+
+    >>> total = ClippedSum(1.0, torch.zeros(2))
+    >>> for v in torch.tensor([[3.0, 4.0], [0.0, 0.5]]):
+    ...     total.add(v)
+    >>> total.value, total.cut
+    (tensor([0.6000, 1.3000], dtype=torch.float64), 1)
+    """
+
+    def __init__(self, clip: float, like: Tensor) -> None:
+        self.clip = clip
+        self.value = torch.zeros_like(like, dtype=torch.float64)
+        self.cut = 0  #: how many were longer
+
+    def add(self, v_d: Tensor) -> None:
+        """Take in one client's vector; one whose length is not finite counts as zero."""
+        v_d = v_d.double()
+        length = float(square(v_d).sqrt())
+        if not length <= self.clip:
+            self.cut += 1
+            if not np.isfinite(length):
+                return
+            v_d = v_d * (self.clip / length)
+        self.value += v_d
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What makes the models of a run differentially private, and what it costs."""
+
+    clip: float  #: longest vector of a client, as a difference of models
+    noise: float  #: standard deviation of the noise on the sum, in multiples of the clip
+    delta: float  #: probability with which the promise may fail
+    cohort: float  #: how many clients a round has on average; the sum is divided by it, whoever came
+    population: int
+    reproducible: bool = True  #: noise from the experiment's seed, for simulation; else from the operating system
+
+    @property
+    def sampling(self) -> float:
+        """Probability that a client takes part in a round."""
+        return self.cohort / self.population
+
+    def epsilon(self, rounds: int) -> float:
+        """Return what ``rounds`` rounds spend."""
+        return epsilon(self.noise, self.sampling, rounds, self.delta)
+
+    def describe(self) -> str:
+        """Return the mechanism in words."""
+        return (
+            f"The models are differentially private at client level: clip {self.clip:g}, noise {self.noise:g}, "
+            f"sampling {self.sampling:g}, delta {self.delta:g}; every record tells the epsilon spent so far."
+        )
+
+    def step(self, method: Method, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+        """Return the private step of ``method``; with nobody in the ``cohort`` (and ``up`` empty) it is noise alone."""
+        vectors, notes = _vectors(method, server, up, cohort)
+        total = ClippedSum(self.clip, w)
+        for v_d in vectors:
+            total.add(v_d)
+        mean = self.release(total, cohort).to(w.dtype)
+        guarded = torch.as_tensor(notes.get("guarded", 0), dtype=w.dtype, device=w.device)
+        one = dataclasses.replace(
+            cohort,
+            clients=cohort.clients.new_zeros(1),
+            weights=torch.ones(1, dtype=torch.float64, device=w.device),
+            steps=torch.ones(1, dtype=torch.float64, device=w.device),
+        )
+        rule = dataclasses.replace(method, form="client") if isinstance(method, FedDPC) else method
+        step = rule.aggregate(w, server, {"delta": mean[None], "guarded": guarded[None]}, one)
+        told = {"clipped": total.cut / max(len(cohort.clients), 1), "epsilon": self.epsilon(cohort.round)}
+        return dataclasses.replace(step, notes={**step.notes, **notes, **told})
+
+    def release(self, total: ClippedSum, cohort: Cohort) -> Tensor:
+        """Return the noisy sum over the expected cohort, in float64."""
+        rng = chance.rng(cohort.seed, "privacy noise", cohort.round) if self.reproducible else np.random.default_rng()
+        noise = torch.from_numpy(rng.standard_normal(total.value.numel())).to(total.value.device)
+        return (total.value + self.noise * self.clip * noise) / self.cohort
+
+
+def check(method: Method) -> None:
+    """Refuse a method whose server sees or uses more of a client than one vector that can be bounded."""
+    if type(method) not in (FedAvg, FedDPC):
+        raise BadInputError(
+            f"{method.name} cannot be run with privacy: only fedavg and feddpc can. Others send, remember or prepare "
+            "more than the one vector that is bounded here, or are not known to do so: choose one of the two, or leave "
+            "privacy out"
+        )
+    if isinstance(method, FedDPC) and method.guard == "exclude":
+        raise BadInputError(
+            "feddpc: guard = 'exclude' divides by how many clients are left, which would tell about them; with privacy "
+            "the divisor is fixed: use guard = 'zero'"
+        )
+
+
+def _vectors(method: Method, server: State, up: State, cohort: Cohort) -> tuple[Iterable[Tensor], State]:
+    """Return what the rule averages, one vector a client, in units of the model, and what there is to tell about it."""
+    if not up:
+        return (), {}
+    if not isinstance(method, FedDPC):
+        return up["delta"], {}
+    if method.form == "client":
+        return up["delta"], {"guarded": up["guarded"].sum()}
+    return method.transformed(up["delta"], server["delta"], cohort.steps)

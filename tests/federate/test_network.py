@@ -1,0 +1,117 @@
+"""Ports and servers: what is wrong with them is said before a node would try for ever."""
+
+import socket
+import ssl
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from feddpc.errors import BadInputError
+from feddpc.federate import keys, network
+
+
+@contextmanager
+def listening(context=None):
+    """A server that greets everybody, with TLS if there is a context, and hangs up; gives its port."""
+    with socket.create_server((network.HOST, 0)) as server:
+
+        def serve():
+            while True:
+                try:
+                    peer, _ = server.accept()
+                except OSError:
+                    return
+                with peer:
+                    try:
+                        if context is None:
+                            peer.sendall(b"HTTP/1.1 400 what?\r\n\r\n")
+                        else:
+                            context.wrap_socket(peer, server_side=True).close()
+                    except OSError:
+                        continue
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def showing(made):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.server, made.server_key)
+    return listening(context)
+
+
+def refused(port, ca, host="127.0.0.1"):
+    with pytest.raises(BadInputError) as error:
+        network.check_server(f"{host}:{port}", ca)
+    return str(error.value)
+
+
+def test_free_ports_are_different_and_can_be_listened_on():
+    ports = network.free_ports(5)
+    assert len(set(ports)) == 5
+    for port in ports:
+        network.check_free(port)
+        assert not network.is_listening(port)
+
+
+def test_a_port_in_use_is_named():
+    with listening() as port:
+        assert network.is_listening(port)
+        with pytest.raises(BadInputError, match=f"port {port} on 127.0.0.1 is in use by another program: choose"):
+            network.check_free(port)
+
+
+@pytest.mark.parametrize("text", ["here", "here:", ":8443", "here:port", "here:0", "here:65536"])
+def test_an_address_is_host_and_port(text):
+    with pytest.raises(BadInputError, match="write HOST:PORT"):
+        network.split(text)
+
+
+@pytest.mark.parametrize("host", keys.LOOPBACK)
+def test_a_server_that_is_who_it_says(tmp_path, host):
+    made = keys.make(tmp_path, keys.LOOPBACK, 1)
+    with showing(made) as port:
+        assert network.check_server(f"{host}:{port}", made.ca).startswith(f"{host}:{port} is who it says")
+
+
+def test_a_server_with_an_expired_certificate(tmp_path):
+    with pytest.raises(BadInputError):
+        keys.make(tmp_path, keys.LOOPBACK, 1, days=-1)
+    made = keys.Keys(tmp_path)
+    with showing(made) as port:
+        assert f"the certificate of 127.0.0.1:{port} expired on 20" in refused(port, made.ca)
+
+
+def test_a_server_of_another_authority(tmp_path):
+    made = keys.make(tmp_path / "ours", keys.LOOPBACK, 1)
+    other = keys.make(tmp_path / "theirs", keys.LOOPBACK, 1)
+    with showing(other) as port:
+        assert f"the certificate of 127.0.0.1:{port} was not signed by {made.ca}" in refused(port, made.ca)
+
+
+def test_a_server_with_a_certificate_for_another_host(tmp_path):
+    made = keys.make(tmp_path, ["fed.example.org"], 1)
+    with showing(made) as port:
+        for host in keys.LOOPBACK:
+            assert f"is for fed.example.org, not for {host}" in refused(port, made.ca, host)
+
+
+def test_a_server_without_tls(tmp_path):
+    made = keys.make(tmp_path, keys.LOOPBACK, 1)
+    with listening() as port:
+        assert "answers, but not with TLS" in refused(port, made.ca)
+
+
+def test_nobody_there(tmp_path):
+    made = keys.make(tmp_path, keys.LOOPBACK, 1)
+    assert "nobody listens at" in refused(network.free_ports(1)[0], made.ca)
+
+
+def test_somebody_who_does_not_answer(tmp_path):
+    made = keys.make(tmp_path, keys.LOOPBACK, 1)
+    with socket.create_server((network.HOST, 0)) as silent, pytest.raises(BadInputError, match="a firewall"):
+        network.check_server(f"127.0.0.1:{silent.getsockname()[1]}", made.ca, timeout=0.2)
