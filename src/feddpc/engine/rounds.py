@@ -23,6 +23,8 @@ from feddpc.engine.sampler import Draw, Sampler
 from feddpc.errors import BadInputError
 from feddpc.methods.algebra import exact_sum
 from feddpc.methods.base import Cohort, Method, State
+from feddpc.robust.defence import Defence
+from feddpc.robust.faults import Faults
 from feddpc.task import Task
 
 Ints = NDArray[np.int64]
@@ -45,6 +47,8 @@ class Federation:
     weighting: str = "uniform"
     evaluate: Evaluate | None = None
     validate: Evaluate | None = None  #: on samples held out of training
+    faults: Faults | None = None  #: which clients misbehave, in simulations of that
+    defence: Defence | None = None  #: how the server protects itself, beyond turning away what is not finite
     kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
     _ahead: dict[int, tuple[Draw, Plan]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -59,7 +63,7 @@ class Federation:
         if round in self._ahead:
             return
         try:
-            draw = self.sampler.draw(round)
+            draw = self._draw(round)
         except BadInputError:  # a fixed schedule has an end
             return
         self._ahead.clear()
@@ -67,7 +71,13 @@ class Federation:
 
     def draw(self, round: int) -> Draw:
         """Return who takes part in a round."""
-        return self._ahead[round][0] if round in self._ahead else self.sampler.draw(round)
+        return self._ahead[round][0] if round in self._ahead else self._draw(round)
+
+    def _draw(self, round: int) -> Draw:
+        draw = self.sampler.draw(round)
+        if self.faults is None:
+            return draw
+        return Draw(draw.invited, draw.answered[~self.faults.late(round, draw.answered)])
 
     def plan(self, round: int, ids: Ints) -> Plan:
         """Return the batches of clients ``ids`` in a round."""
@@ -102,6 +112,7 @@ class Progress:
     clients: Memory
     round: int = 0
     meter: Meter = field(default_factory=Meter)
+    watched: State = field(default_factory=dict)  #: what screening, and attackers, remember of earlier rounds
 
     @classmethod
     def begin(cls, method: Method, w: Tensor, population: int, placement: Placement = ON_DEVICE) -> Progress:
@@ -137,6 +148,7 @@ class Record:
     notes: dict[str, float] = field(default_factory=dict)
     diverged: str | None = None
     validation: tuple[float, float] | None = None  #: accuracy and loss on samples held out of training
+    faults: dict[str, list[int]] = field(default_factory=dict)  #: who misbehaved, by what it did
 
 
 class Exchanged(NamedTuple):
@@ -146,6 +158,7 @@ class Exchanged(NamedTuple):
     loss: float = math.nan
     notes: dict[str, float] = {}  # noqa: RUF012
     scored: tuple[float, float] | None = None
+    faults: dict[str, list[int]] = {}  # noqa: RUF012
 
 
 def advance(federation: Federation, method: Method, engine: Engine, progress: Progress) -> Record:
@@ -158,13 +171,14 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
             _survey(federation, method, engine, progress)
     draw = federation.draw(t)
     before = replace(federation.task.tally)
-    kept, loss, notes, scored = _exchange(federation, method, engine, progress, t, draw.answered)
+    kept, loss, notes, scored, faults = _exchange(federation, method, engine, progress, t, draw.answered)
     progress.meter.gradients += federation.task.tally.gradients - before.gradients
     progress.meter.passes += federation.task.tally.passes - before.passes
     if not len(kept):
         progress.server = method.idle(progress.server)
     progress.round = t
     rejected = np.setdiff1d(draw.answered, kept)
+    wary = federation.faults or federation.defence  # then a round of bad updates only is no sign of divergence
     evaluate = federation.evaluate or (lambda _: (math.nan, 0.0))
     accuracy, test_loss = scored or evaluate(method.evaluated(progress.w, progress.server))
     validate = federation.validate
@@ -179,8 +193,9 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
         dropped=draw.dropped.tolist(),
         rejected=rejected.tolist(),
         notes=notes,
-        diverged=_diverged(None if scored else progress.w, test_loss, len(kept), len(rejected)),
+        diverged=_diverged(None if scored else progress.w, test_loss, len(kept), 0 if wary else len(rejected)),
         validation=validation,
+        faults=_late(federation, t, draw) | faults,
     )
 
 
@@ -201,7 +216,9 @@ def _exchange(
             return Exchanged(ids)
         if len(ids) < len(invited):
             plan, cohort = _cohort(federation, method, progress, t, ids)
-    if done := engine.round(federation, method, progress, probed, plan, cohort):
+    faults, defence = federation.faults, federation.defence
+    plain = faults is None and defence is None
+    if plain and (done := engine.round(federation, method, progress, probed, plan, cohort)):
         progress.slots.write(ids, done.slots)
         progress.clients.write(ids, done.own)
         _count(federation, progress, plan, done.sent)
@@ -210,12 +227,28 @@ def _exchange(
     down = method.broadcast(w, progress.server, probed if method.reports else {}, cohort)
     own = progress.clients.read(ids)
     trained = waves.train(engine, method, task, w, down | federation.kit, own | probed, plan, client_lr)
-    kept, (up, own, losses) = screen(ids, trained.up, trained.own, {"loss": trained.loss})
+    up, who = trained.up, dict[str, list[int]]()
+    if faults is not None:
+        up, progress.watched, who = faults.tamper(t, ids, up, progress.watched)
+    kept, (up, own, losses) = screen(ids, up, trained.own, {"loss": trained.loss})
+    if defence is not None and len(kept):
+        training = placed(plan.steps[np.isin(ids, kept)] > 0, w.device)
+        good, progress.watched = defence.screen(up, training, progress.watched)
+        kept, (up, own, losses) = _only(good, kept, up, own, losses)
     if not len(kept):
-        return Exchanged(kept)
+        return Exchanged(kept, faults=who)
     if len(kept) < len(ids):
         _, cohort = _cohort(federation, method, progress, t, kept)
-    step = method.aggregate(w, progress.server, up, cohort)
+    if defence is not None and defence.rule is not None:
+        good, rows = defence.judge(method.rows(progress.server, up, cohort), cohort.steps > 0)
+        if not bool(good.all()):
+            kept, (own, losses) = _only(good, kept, own, losses)
+            _, cohort = _cohort(federation, method, progress, t, kept)
+        step = method.combine(w, progress.server, rows, cohort)
+    else:
+        step = method.aggregate(w, progress.server, up, cohort)
+    if faults is not None:
+        progress.watched = faults.saw(step.update, progress.watched)
     step.apply_(progress.w)
     progress.server = step.server
     progress.slots.write(kept, step.slots)
@@ -223,7 +256,7 @@ def _exchange(
     sent = [*trained.up.values(), *(probed.values() if method.reports else ())]
     _count(federation, progress, plan, (numbers(down.values()), numbers(sent)))
     loss = losses["loss"][cohort.steps > 0].mean()  # NaN when nobody trained
-    return Exchanged(kept, float(loss), {k: float(v) for k, v in step.notes.items()})
+    return Exchanged(kept, float(loss), {k: float(v) for k, v in step.notes.items()}, faults=who)
 
 
 def _count(federation: Federation, progress: Progress, plan: Plan, moved: tuple[int, int]) -> None:
@@ -303,8 +336,19 @@ def screen(ids: Ints, *states: State) -> tuple[Ints, tuple[State, ...]]:
     # A sum is finite only if all its terms are, and it is one fast pass; the exact look is for the rare other case.
     if all(bool(t.sum().isfinite()) for t in tensors):
         return ids, states
-    good = torch.stack([t.isfinite().all(1) for t in tensors]).all(0)
+    return _only(torch.stack([t.isfinite().all(1) for t in tensors]).all(0), ids, *states)
+
+
+def _only(good: Tensor, ids: Ints, *states: State) -> tuple[Ints, tuple[State, ...]]:
     return ids[good.cpu().numpy()], tuple({k: v[good] for k, v in state.items()} for state in states)
+
+
+def _late(federation: Federation, t: int, draw: Draw) -> dict[str, list[int]]:
+    """Return who of those that dropped out came too late, as faults are listed."""
+    if federation.faults is None:
+        return {}
+    late = draw.dropped[federation.faults.late(t, draw.dropped)].tolist()
+    return {"straggler": late} if late else {}
 
 
 def _diverged(w: Tensor | None, test_loss: float, kept: int, rejected: int) -> str | None:

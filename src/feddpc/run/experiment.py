@@ -31,6 +31,7 @@ from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import Method, State
 from feddpc.methods.world import Ids, World, reserved
 from feddpc.models.flat import Flat
+from feddpc.robust import defence, faults, rules
 from feddpc.run.config import Config
 from feddpc.run.validation import held_counts, held_out, judge
 from feddpc.task import Classification
@@ -164,6 +165,8 @@ def prepare(
         weighting=config.weighting,
         evaluate=task.evaluate,
         validate=judge(task, data, held),
+        faults=faults.make(config.faults, population=len(partition), seed=config.seed),
+        defence=defence.make(rules.make(config.rule, **config.rule_options), config.screen),
     )
     return Setting(config, data, partition, federation, task, task.initial(), reserve, held)
 
@@ -276,6 +279,8 @@ def complete(
     changes["device"] = resolve_device(config.device)
     changes["participation_options"] = sampler.options(config.participation) | config.participation_options
     changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
+    changes["rule_options"] = rules.options(config.rule) | config.rule_options
+    changes |= {"screen": defence.complete(config.screen), "faults": faults.complete(config.faults)}
     return dataclasses.replace(config, **changes)
 
 

@@ -76,7 +76,8 @@ class Claims:
             return False
         note = _read(path)
         if note.get("host") == socket.gethostname() and os.name == "posix":
-            return is_alive(int(note.get("pid", 0)), note.get("began"))
+            pid = note.get("pid")
+            return isinstance(pid, int) and is_alive(pid, note.get("began"))
         # The folder's own clock, because that of another machine may be wrong.
         clock = self.place / f".clock-{self.token}"
         clock.touch()
@@ -118,7 +119,7 @@ def is_alive(pid: int, began: int | None = None) -> bool:
     """Say whether a process of this machine lives, and is the one that ``began`` then and not a later one."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
@@ -139,6 +140,6 @@ def _read(path: Path) -> dict[str, Any]:
     """Return what a claim says; nothing if it cannot be read."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
