@@ -106,38 +106,63 @@ def study(rounds: int, seeds: int, shares: list[float]) -> dict[str, Any]:
         )
         print(f"{time.perf_counter() - began:6.0f} s  {rows[-1]}", flush=True)
     about = {"rounds": rounds, "seeds": seeds, "base": BASE, "assumed": ASSUMED, "attacks": ATTACKS}
-    about |= {"defences": DEFENCES, "methods": METHODS}
+    about |= {"defences": DEFENCES, "methods": METHODS, "honest": honest(rounds)}
     return {"machine": describe("cpu"), "seconds": round(time.perf_counter() - began), **about, "rows": rows}
 
 
+def honest(rounds: int) -> dict[str, Any]:
+    """Count the updates of honest runs whose factor would be above some bounds, in FedDPC at lambda = 1."""
+    worlds = [
+        {"model": model, "model_options": {}, "alpha": alpha, "lr": lr, "cohort": 10}
+        for model in ("cnn", "mlp")
+        for alpha in (0.2, 0.6)
+        for lr in (0.03, 0.1, 0.3)
+    ]
+    above = {}
+    for bound in (3.0, 4.0, 10.0):
+        runs = [
+            execute(prepare(Config.read(BASE | world | {"hyper": {"max_scale": bound}, "rounds": rounds})))
+            for world in worlds
+        ]
+        above[str(bound)] = int(sum(record["capped"] for run in runs for record in run.records))
+    updates = sum(len(record["participants"]) for run in runs for record in run.records)
+    return {"worlds": worlds, "rounds": rounds, "updates": updates, "above": above}
+
+
+def written(found: dict[str, Any]) -> str:
+    """Return JSON with a line a cell."""
+    head = json.dumps({k: v for k, v in found.items() if k != "rows"}, indent=1)
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in found["rows"])
+    return head.removesuffix("\n}") + f',\n "rows": [\n{rows}\n ]\n}}\n'
+
+
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Draw accuracy over the hostile share: a row a method, a column an attack, a line a defence."""
+    """Draw accuracy over the hostile share: a panel a method and attack, a line a defence."""
     from matplotlib.figure import Figure
 
     from feddpc.report.figures import DARK
 
-    columns, shown = list(ATTACKS)[:4], ["fedavg", "feddpc uncapped", "feddpc"]
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    axes = figure.subplots(len(shown), len(columns), sharex=True, sharey=True)
+    attacks = list(ATTACKS)[:4]
+    panels = [[("fedavg", attack) for attack in attacks], [("feddpc", attack) for attack in attacks]]
+    panels[1].append(("feddpc uncapped", "parallel"))
+    figure = Figure(figsize=(14, 6), layout="constrained")
+    axes = figure.subplots(2, 5, sharex=True, sharey=True)
     rows = [r for r in found["rows"] if r["partition"] == "alpha 0.6"]
-    for i, method in enumerate(shown):
-        for j, attack in enumerate(columns):
-            ax = axes[i][j]
+    for i, line in enumerate(panels):
+        for j, (method, attack) in enumerate(line):
             # Without a hostile client the largest factor is never met, so both FedDPCs start from the same numbers.
-            mine = [r for r in rows if r["method"] == method and r["attack"] == attack]
             start = [r for r in rows if r["method"] == method.split()[0] and r["attack"] == "none"]
-            if not mine:
-                ax.axis("off")
-                continue
+            mine = [r for r in rows if r["method"] == method and r["attack"] == attack]
             for colour, defence in zip(DARK, DEFENCES, strict=False):
-                line = [(r["share"], 100 * r["accuracy"]) for r in start + mine if r["defence"] == defence]
-                bold = 2.5 if defence == "mean" else 1.2
-                ax.plot(*zip(*line, strict=True), color=colour, linewidth=bold, marker="o", markersize=3, label=defence)
-            ax.set_title(f"{method}: {attack}", fontsize=10)
-            ax.grid(alpha=0.3)
+                points = [(r["share"], 100 * r["accuracy"]) for r in start + mine if r["defence"] == defence]
+                look = {"color": colour, "linewidth": 2.5 if defence == "mean" else 1.2, "label": defence}
+                axes[i][j].plot(*zip(*points, strict=True), marker="o", markersize=3, **look)
+            axes[i][j].set_title(f"{method}: {attack}", fontsize=10)
+            axes[i][j].grid(alpha=0.3)
+    axes[0][4].axis("off")
+    axes[0][4].legend(*axes[0][0].get_legend_handles_labels(), loc="center", fontsize=9)
     figure.supxlabel("share of hostile clients")
     figure.supylabel("test accuracy, last ten rounds (%)")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
@@ -153,7 +178,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if not (args.figure and args.out.exists()):
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(study(args.rounds, args.seeds, args.shares), indent=1) + "\n")
+        args.out.write_text(written(study(args.rounds, args.seeds, args.shares)))
     if args.figure:
         draw(json.loads(args.out.read_text()), args.figure)
 

@@ -77,12 +77,13 @@ def main() -> None:
             first, said = apart(world, cut, None, kill_after=number * seconds)
         else:
             first, said = apart(world, cut, Disk(cut, number, end))
+        kept = world.kept(cut)
         again, more = apart(world, cut, None)
         try:
             wrong = differences(expected, world.facts(cut)) if again == DONE else [more]
         except Exception:
             wrong = [traceback.format_exc()]
-        print(json.dumps({"first": first, "said": said, "again": again, "wrong": wrong}), flush=True)
+        print(json.dumps({"first": first, "said": said, "kept": kept, "again": again, "wrong": wrong}), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from feddpc.engine.placement import Placement
 from feddpc.engine.rounds import Progress
 from feddpc.run import checkpoint
 from feddpc.run.runner import execute
+from feddpc.sweep import claims
 from feddpc.sweep import execute as execute_sweep
+from feddpc.sweep.item import check
 from support import setting_for
 from sweeping import items
 
@@ -26,6 +28,10 @@ class World(ABC):
     @abstractmethod
     def go(self, folder: Path) -> None:
         """Run in ``folder``, or continue what is there."""
+
+    @abstractmethod
+    def kept(self, folder: Path) -> int:
+        """Return how many rounds need not be run again."""
 
     @abstractmethod
     def facts(self, folder: Path) -> dict[str, bytes]:
@@ -41,6 +47,10 @@ class Run(World):
 
     def go(self, folder: Path) -> None:
         execute(self.setting, method=self.method, out=folder, resume=True, checkpoint_seconds=0)
+
+    def kept(self, folder: Path) -> int:
+        saved = checkpoint.load(folder / "checkpoint")
+        return saved.round if saved else 0
 
     def facts(self, folder: Path) -> dict[str, bytes]:
         return _files(folder) | self._checkpoint(folder / "checkpoint")
@@ -66,9 +76,14 @@ class Sweep(World):
 
     def __init__(self) -> None:
         self.items = items(rounds=3)
+        check(self.items)  # loads the data, once for all processes
+        claims.GONE = 0.5  # a claim that lost its content in a power cut is waited for, a minute otherwise
 
     def go(self, folder: Path) -> None:
         execute_sweep(self.items, folder, checkpoint_seconds=0)
+
+    def kept(self, folder: Path) -> int:
+        return 0
 
     def facts(self, folder: Path) -> dict[str, bytes]:
         found = {f"{p.name}/{k}": v for p in sorted((folder / "items").iterdir()) for k, v in _files(p).items()}

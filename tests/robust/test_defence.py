@@ -144,7 +144,7 @@ def test_those_who_trained_are_judged_apart_from_those_who_did_not():
     up = {"sent": torch.tensor([[1.0], [100.0], [2.0], [300.0], [3.0], [200.0]])}
     trained = torch.tensor([True, False, True, False, True, False])
     assert Defence(norm=1.6).screen(up, trained, {})[0].tolist() == [True] * 6
-    assert screened(Defence(norm=1.6), up, {})[0].tolist() == [True, True, True, False, True, False]
+    assert screened(Defence(norm=1.6), up, {})[0].tolist() == [True, False, True, False, True, False]
     judged = Defence(rules.make("median")).judge(up, trained)
     assert judged.up["sent"].flatten().tolist() == [2, 200, 2, 200, 2, 200]
 

@@ -47,21 +47,20 @@ class Claims:
     def take(self, key: str) -> bool:
         """Claim an item; False if somebody who lives has it."""
         path = self.path(key)
-        with locked(self.place):
+        with locked(self.place), explained(path):
             if self._is_taken(path):
                 return False
             note = {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid()), "token": self.token}
             fresh = path.with_suffix(f".{self.token}")
-            with explained(path):
-                fresh.write_text(json.dumps(note) + "\n", encoding="utf-8")
-                fresh.replace(path)
+            fresh.write_text(json.dumps(note) + "\n", encoding="utf-8")
+            fresh.replace(path)
         self.held.add(key)
         return True
 
     def release(self, key: str) -> None:
         """Give an item back."""
         self.held.discard(key)
-        with locked(self.place):
+        with locked(self.place), explained(self.place):
             if _read(self.path(key)).get("token") == self.token:
                 self.path(key).unlink(missing_ok=True)
 
