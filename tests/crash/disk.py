@@ -155,10 +155,8 @@ class _Synced:
     def restore(self, *, names_kept: bool) -> None:
         """Put the folder into the state in which it would be found."""
         parent = self.names.get(self.folder.parent, {})
-        if names_kept or self.folder.name in parent:
-            files = dict(self._below(self.folder, names_kept))
-        else:
-            files = {}
+        found = names_kept or self.folder.name in parent
+        files = dict(self._below(self.folder, names_kept)) if found else {}
         shutil.rmtree(self.folder, ignore_errors=True)
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)

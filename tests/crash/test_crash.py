@@ -60,11 +60,11 @@ class Crashes:
         self.points.append({**point, "outcome": f"{outcome}, continued, equal"})
 
     def _complete(self, number, end):
-        """Return the round of the last checkpoint that was in place before a call, and on the disk if that counts."""
+        """Return the round of the last checkpoint that must be there: in place, and left behind if power may fail."""
         before = self.calls[: number - 1]
         places = [i for i, call in enumerate(before) if call == ("replace", INDEX)]
         if end in CUTS:
-            places = [i for i in places if ("fsync", "checkpoint") in before[i:]]
+            places = [i for i in places if ("write", "rounds.jsonl") in before[i:]]
         return len(places)
 
     def close(self, name):
