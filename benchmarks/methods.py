@@ -16,7 +16,8 @@ import torch
 from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.workloads import WORKLOADS
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.federation import Progress
+from feddpc.engine.rounds import advance
 from feddpc.run.experiment import ENGINES, prepare
 from feddpc.run.specialise import specialise
 

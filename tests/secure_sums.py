@@ -6,8 +6,9 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from feddpc import flower, methods
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
+from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Progress, _exchange
+from feddpc.engine.rounds import _exchange
 from feddpc.run.config import Config
 from feddpc.run.experiment import prepare
 

@@ -14,8 +14,9 @@ from feddpc import methods
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engine.base import Engine
+from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Progress, Record, advance
+from feddpc.engine.rounds import Record, advance
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.models.base import BodyAndHead
 from feddpc.run.config import Config

@@ -16,7 +16,8 @@ from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import WORKLOADS
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.federation import Progress
+from feddpc.engine.rounds import advance
 from feddpc.run.experiment import choose_engine, prepare
 
 

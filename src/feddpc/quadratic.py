@@ -14,8 +14,9 @@ from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.engine import sampler
 from feddpc.engine.base import Engine
+from feddpc.engine.federation import Federation, Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Federation, Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.errors import BadInputError
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.options import whole

@@ -11,8 +11,9 @@ from feddpc.bench import machine, server, turns
 from feddpc.bench.eager import Eager
 from feddpc.bench.turns import Entrant
 from feddpc.bench.workloads import WORKLOADS, Workload
+from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.run.config import Config
 from feddpc.run.experiment import prepare
 

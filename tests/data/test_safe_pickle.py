@@ -90,3 +90,49 @@ def test_flipped_bytes_never_escape_as_another_error():
         except DataError:
             refused += 1
     assert refused > len(content) // 3  # the rest is pixels, which the checksum of the data set guards
+
+
+def _array_pickle(flags: int) -> bytes:
+    """A pickle of an array whose type of bytes claims ``flags`` of its own, 1 being "holds objects"."""
+    dtype = (
+        b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK"
+        + bytes([flags])
+        + b"tb"
+    )
+    blank = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+    return b"\x80\x02" + blank + b"(K\x01(K\x10t" + dtype + b"\x89U\x10" + b"A" * 16 + b"tb."
+
+
+def test_a_type_of_numbers_cannot_claim_to_hold_objects():
+    """numpy takes such a claim from a pickle as it is, and then follows the bytes as addresses."""
+    got = safe_pickle.loads(_array_pickle(flags=1), "batch")
+    assert not got.dtype.hasobject
+    np.testing.assert_array_equal(got, np.full(16, ord("A"), np.uint8))
+
+
+@pytest.mark.parametrize("name", ["_codecs\nencode", "numpy\nndarray", "numpy\ndtype"])
+def test_a_pickle_cannot_change_the_reader(name):
+    change = b"\x80\x02c" + name.encode() + b"\nN}X\x0c\0\0\0__defaults__(X\x05\0\0\0rot13ts\x86b."
+    with pytest.raises(DataError, match="not a readable pickle"):
+        safe_pickle.loads(change, "batch")
+    assert safe_pickle._ADMITTED["_codecs", "encode"]("a") == b"a"
+
+
+def test_numpy_itself_is_not_within_reach():
+    content = b"\x80\x02cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85\x85R."  # numpy.ndarray((2**31 - 1,))
+    with pytest.raises(DataError, match="not callable"):
+        safe_pickle.loads(content, "batch")
+
+
+def test_tuples_of_tuples_do_not_take_for_ever():
+    """Each holds the one before it twice, so that the hash of the last takes 2**40 steps."""
+    doubled = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(40))
+    with pytest.raises(DataError, match="more tuples"):
+        safe_pickle.loads(b"\x80\x02})" + doubled + b"K\x01s.", "batch")
+
+
+def test_an_array_must_fill_its_shape():
+    whole = _array_pickle(flags=0)
+    for count in (b"\x0f", b"\x11"):
+        with pytest.raises(DataError, match="in 16 bytes"):
+            safe_pickle.loads(whole.replace(b"(K\x10t", b"(K" + count + b"t"), "batch")

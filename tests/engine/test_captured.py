@@ -9,8 +9,9 @@ import torch
 from feddpc import methods
 from feddpc.engine.buffers import row_classes
 from feddpc.engine.captured import MOST_PROBES, MOST_SIZES, Captured, Streams
+from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.errors import BadInputError
 from feddpc.run.experiment import choose_engine
 from feddpc.run.runner import execute

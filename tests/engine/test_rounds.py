@@ -12,9 +12,11 @@ from feddpc import methods
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.engine import sampler
+from feddpc.engine.federation import Federation, Progress
 from feddpc.engine.loop import Loop
 from feddpc.engine.memory import Memory
-from feddpc.engine.rounds import Federation, Progress, advance, screen
+from feddpc.engine.rounds import advance
+from feddpc.engine.serving import screen
 from feddpc.engine.stacked import Stacked
 from feddpc.errors import BadInputError
 from feddpc.quadratic import Quadratic

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from feddpc import flower
+from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.rounds import advance
 from support import HARD, VARIANTS, setting_for, small_setting
 
 ROUNDS = 4

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddpc import flower, methods
+from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.flower.secure.client import reticent, sealed
 from feddpc.flower.secure.encoding import MODULUS, Encoding
 from feddpc.flower.secure.masks import masks

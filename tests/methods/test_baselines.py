@@ -174,8 +174,9 @@ def test_fedvarp_mean_memory_is_the_mean_of_memories():
     from feddpc.data.batches import Planner
     from feddpc.data.partition import Partition
     from feddpc.engine import sampler
+    from feddpc.engine.federation import Federation, Progress
     from feddpc.engine.loop import Loop
-    from feddpc.engine.rounds import Federation, Progress, advance
+    from feddpc.engine.rounds import advance
     from feddpc.quadratic import Quadratic
 
     method = methods.create("fedvarp")

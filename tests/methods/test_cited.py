@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods
+from feddpc.engine.federation import Federation, Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Federation, Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.errors import BadInputError
 from feddpc.quadratic import trajectory
 from support import Q4, run_rounds, small_setting

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from feddpc import methods
+from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
 from feddpc.engine.memory import Memory
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.engine.stacked import Stacked
 from feddpc.run.config import write_toml
 from support import VARIANTS, run_rounds, same_memories, setting_for

@@ -239,7 +239,7 @@ def _q4(method):
     from feddpc.data.batches import Planner
     from feddpc.data.partition import Partition
     from feddpc.engine import sampler
-    from feddpc.engine.rounds import Federation, Progress
+    from feddpc.engine.federation import Federation, Progress
     from feddpc.quadratic import Quadratic
 
     a, c = (torch.tensor(Q4[k], dtype=torch.float64) for k in ("curvature", "centre"))

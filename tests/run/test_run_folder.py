@@ -184,7 +184,7 @@ def test_a_folder_in_use_is_not_overwritten(tmp_path):
 
 def test_two_processes_on_one_folder(tmp_path):
     interrupted(tmp_path / "r", 2)
-    held = record.RunFolder.reopen(tmp_path / "r", 0)
+    held = record.RunFolder.reopen(tmp_path / "r")
     with pytest.raises(RunFolderError, match="in use by another process"):
         run(tmp_path / "r", resume=True)
     held.close()
@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_is_said_and_kept(tmp_path, damage):
     elif damage == "index":
         index.write_text("{")
     else:
-        index.write_text(index.read_text().replace('"format": 2', '"format": 99'))
+        index.write_text(index.read_text().replace('"format": 3', '"format": 99'))
     before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
     with pytest.raises(RunFolderError, match=r"checksum|cannot be read|format 99"):
         run(tmp_path / "r", resume=True)
@@ -237,14 +237,14 @@ def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch, where):
     whole = run(tmp_path / "whole")
     interrupted(tmp_path / "r", 3)
     if where == "record":
-        opened = record.RunFolder._open
+        opened = record.RunFolder.go_on
 
-        def open_full(self, size):
-            opened(self, size)
+        def open_full(self, *written):
+            opened(self, *written)
             self._lines.close()
             self._lines = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
 
-        monkeypatch.setattr(record.RunFolder, "_open", open_full)
+        monkeypatch.setattr(record.RunFolder, "go_on", open_full)
     else:
         full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         monkeypatch.setattr(checkpoint, "save_file", lambda tensors, path: (_ for _ in ()).throw(full))

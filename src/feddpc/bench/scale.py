@@ -18,8 +18,9 @@ from feddpc.bench.clock import timed
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.engine import sampler
+from feddpc.engine.federation import Federation, Progress
 from feddpc.engine.placement import ON_DEVICE, Placement
-from feddpc.engine.rounds import Federation, Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.quadratic import Quadratic
 from feddpc.run.experiment import ENGINES
 

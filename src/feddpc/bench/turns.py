@@ -12,7 +12,8 @@ from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import Workload
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.federation import Progress
+from feddpc.engine.rounds import advance
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.run.config import Config
 from feddpc.run.experiment import ENGINES, Setting, prepare, set_precision

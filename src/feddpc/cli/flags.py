@@ -88,6 +88,13 @@ Set = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+Faults = Annotated[
+    Path | None,
+    typer.Option(
+        help="A TOML file with the shares of clients that misbehave: sign_flip = 0.2. Also --set faults.sign_flip=0.2.",
+        rich_help_panel=EXPERIMENT,
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="A TOML file with the names of these flags; flags win.", rich_help_panel=EXPERIMENT),
@@ -189,6 +196,8 @@ def given(local: dict[str, Any], *more: str) -> dict[str, Any]:
     found = {name: local[name] for name in (*names, *more) if local[name] is not None}
     if local["threads"] is not None:
         found["threads"] = int(local["threads"]) if local["threads"].isdecimal() else local["threads"]
+    if local.get("faults") is not None:
+        found["faults"] = table(local["faults"])
     return found
 
 

@@ -127,7 +127,7 @@ def _about(spec: Spec, place: Path) -> dict[str, Any]:
         whole = about["format"] == FORMAT and all(
             {"shape", "dtype", "md5"} <= about["arrays"][field].keys() for field in FIELDS
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever was done to the file
         raise _damaged(spec, place / _JSON, str(error)) from error
     if not whole:
         raise _damaged(spec, place / _JSON, "it was written by another version")
@@ -138,7 +138,7 @@ def _map(spec: Spec, path: Path, about: dict[str, Any]) -> Array:
     try:
         # Copy-on-write: nothing is read before it is used, and a caller's change never reaches the file.
         array = np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever was done to the file
         raise _damaged(spec, path, str(error)) from error
     if list(array.shape) != about["shape"] or str(array.dtype) != about["dtype"]:
         raise _damaged(spec, path, f"it holds {array.dtype} {array.shape}")

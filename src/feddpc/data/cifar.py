@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from feddpc.data import safe_pickle
-from feddpc.data.dataset import Array, Dataset
+from feddpc.data.dataset import MOST_CLASSES, Array, Dataset
 from feddpc.data.images import pixels
+from feddpc.data.limits import damage_as_error
 from feddpc.data.specs import Spec
 from feddpc.data.tree import open_tree
 from feddpc.errors import DataError
@@ -121,18 +122,16 @@ def _parse_sheet(content: Mapping[str, bytes], file: str, where: str) -> Labelle
 
 
 def _json_labels(content: Mapping[str, bytes], file: str, where: str, start: int, count: int) -> Array:
-    try:
+    with damage_as_error(f"{file} beside {where} is not JSON: get it again"):
         labels = json.loads(content[file])
-    except ValueError as error:
-        raise DataError(f"{file} beside {where} is not JSON ({error}): get it again") from error
     if not isinstance(labels, list):
         raise DataError(f"{file} beside {where} holds no list of labels: get it again")
     return _label_list(labels[start : start + count], count, file)
 
 
 def _label_list(labels: Any, count: int, where: str) -> Array:
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise DataError(f"{where} holds no list of integer labels")
+    if not isinstance(labels, list) or not all(type(v) is int and 0 <= v < MOST_CLASSES for v in labels):
+        raise DataError(f"{where} holds no list of labels from 0 on")
     if len(labels) != count:
         raise DataError(f"{where} holds {len(labels)} labels for {count} images: get it again")
     return np.asarray(labels, np.int64)

@@ -16,6 +16,8 @@ from feddpc.data.specs import Archive
 from feddpc.errors import DataError
 
 TIMEOUT = 20.0
+#: No official archive is as large; a server that sends without end must not fill the disk.
+LARGEST = 1 << 30
 _CHUNK = 1 << 20
 
 
@@ -76,7 +78,7 @@ def _transfer(archive: Archive, part: Path, show: bool | None, timeout: float) -
         if have and not _continues(response, have):
             have = 0  # the server ignored the range and sends the whole file
         length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
+        total = have + int(length) if length and length.isdecimal() else None
         with (
             part.open("ab" if have else "wb") as file,
             bar(archive.file, total, done=have, show=show, size=True) as advance,
@@ -84,6 +86,8 @@ def _transfer(archive: Archive, part: Path, show: bool | None, timeout: float) -
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
                 advance(len(chunk))
+                if file.tell() > LARGEST:
+                    raise DataError(f"{archive.url} sends more than {LARGEST >> 20} MB, which no archive has: stopped")
     got = part.stat().st_size
     if total is not None and got < total:
         raise ConnectionError(f"after {got} of {total} bytes")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import struct
-import zlib
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from feddpc.data.dataset import FIELDS, Array, Dataset
+from feddpc.data.limits import LARGEST_MEMBER, check_growth, damage_as_error
 from feddpc.data.tree import open_tree
 from feddpc.errors import DataError
 
@@ -52,10 +53,8 @@ def decode(path: Path) -> Dataset:
 def parse(content: bytes, where: str) -> Array:
     """Return the uint8 array that an IDX file holds; ``where`` names the file in messages."""
     if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{where} is damaged or truncated ({error}): get it again") from error
+        with damage_as_error(f"{where} is damaged or truncated: get it again"):
+            content = _unzipped(content, where)
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise DataError(f"{where} is not an IDX file of bytes: it starts with {content[:4].hex() or 'nothing'}")
     rank = content[3]
@@ -66,7 +65,20 @@ def parse(content: bytes, where: str) -> Array:
     expected = int(np.prod(shape, dtype=object))
     if len(content) - start != expected:
         raise DataError(f"{where} holds {len(content) - start} values where its header says {expected}: get it again")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+    with damage_as_error(f"{where} says that it has the shape {shape[:9]}: get it again"):
+        return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _unzipped(content: bytes, where: str) -> bytes:
+    """Unpack a gzipped file piece by piece, as far as a real one can go."""
+    found = bytearray()
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+        while piece := stream.read(1 << 20):
+            found += piece
+            check_growth(where, len(content), len(found))
+            if len(found) > LARGEST_MEMBER:
+                raise DataError(f"{where} unpacks to more than {LARGEST_MEMBER} bytes: refused")
+    return bytes(found)
 
 
 def _fields(names: list[str]) -> dict[str, str]:

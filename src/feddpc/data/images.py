@@ -5,51 +5,67 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from feddpc.data.dataset import Array, Dataset
+from feddpc.data.limits import check_growth, damage_as_error
 from feddpc.data.progress import bar
 from feddpc.data.tree import Tree, open_tree
 from feddpc.errors import DataError
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 SUFFIXES = {".png", ".jpg", ".jpeg"}
+#: Whatever a file is called: among the many formats that Pillow knows are some that start other programs.
+FORMATS = ("PNG", "JPEG")
+#: One image of a data set has far fewer; a sheet of ten thousand small ones has ten million.
+MOST_PIXELS = 1 << 24
 _EIGHT_BIT = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 Mode = Literal["L", "RGB"]
 
 
 def pixels(content: bytes, where: str, mode: Mode) -> Array:
     """Decode one 8-bit image to uint8 ``[height, width, 1 or 3]``, grey or RGB as ``mode`` says."""
+    with damage_as_error(f"{where} is not a readable image"), _opened(content, where) as image:
+        if image.mode not in _EIGHT_BIT:
+            raise DataError(f"{where} has the pixel type {image.mode}: only 8-bit images are read; convert it")
+        # Pillow warns when a palette's transparency is dropped in one step.
+        opaque = image.convert("RGBA") if "transparency" in image.info else image
+        array = np.asarray(opaque.convert(mode))
+    return array[..., None] if array.ndim == 2 else array
+
+
+def _opened(content: bytes, where: str) -> Image.Image:
     from PIL import Image
 
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            if image.mode not in _EIGHT_BIT:
-                raise DataError(f"{where} has the pixel type {image.mode}: only 8-bit images are read; convert it")
-            # Pillow warns when a palette's transparency is dropped in one step.
-            opaque = image.convert("RGBA") if "transparency" in image.info else image
-            array = np.asarray(opaque.convert(mode))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{where} is not a readable image ({error})") from error
-    return array[..., None] if array.ndim == 2 else array
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    if image.width * image.height > MOST_PIXELS:
+        raise DataError(f"{where} is {image.width}x{image.height} pixels, more than any data set's: make it smaller")
+    return image
 
 
 def stack(tree: Tree, names: list[str], *, mode: Mode, text: str, show: bool | None) -> Array:
     """Decode the named files into one array, in the order given; all must have the first one's size."""
     place = {name: i for i, name in enumerate(names)}
     out: Array | None = None
-    first = ""
+    first, packed, done = "", 0, 0
     with bar(text, len(names), show=show) as advance:
         for name, content in tree.read(names):
             image = pixels(content, f"{tree.path}/{name}", mode)
+            packed += len(content)
             if out is None:
-                out, first = np.empty((len(names), *image.shape), np.uint8), name
+                with damage_as_error(f"{tree.path}: {len(names)} images of {_size(image.shape)} do not fit in memory"):
+                    out, first = np.empty((len(names), *image.shape), np.uint8), name
             if image.shape != out.shape[1:]:
                 raise DataError(
                     f"{tree.path}/{name} is {_size(image.shape)} but {first} is {_size(out.shape[1:])}: "
                     "all images must have one size; resize them"
                 )
+            done += image.nbytes
+            check_growth(f"{tree.path} with its images", packed, done)
             out[place[name]] = image
             advance(1)
     assert out is not None, "callers name at least one file"
@@ -107,15 +123,11 @@ def _by_class(names: list[str], prefix: str) -> dict[str, list[str]]:
 
 
 def _all_grey(tree: Tree, files: list[str]) -> bool:
-    from PIL import Image, UnidentifiedImageError
-
     for name, content in tree.read(files):
-        try:
-            with Image.open(io.BytesIO(content)) as image:
-                if image.mode not in {"1", "L", "LA"}:
-                    return False
-        except UnidentifiedImageError as error:
-            raise DataError(f"{tree.path}/{name} is not a readable image") from error
+        where = f"{tree.path}/{name}"
+        with damage_as_error(f"{where} is not a readable image"), _opened(content, where) as image:
+            if image.mode not in {"1", "L", "LA"}:
+                return False
     return True
 
 

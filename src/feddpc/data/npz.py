@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from feddpc.data.dataset import FIELDS, Dataset
+from feddpc.data.limits import check_growth, damage_as_error
 from feddpc.errors import DataError
 
 
 def decode(path: Path) -> Dataset:
     """Read ``path``; object arrays are refused, because loading one runs code from the file."""
-    try:
+    with damage_as_error(f"{path} is not a readable .npz file of plain arrays"):
+        with zipfile.ZipFile(path) as archive:
+            check_growth(path, path.stat().st_size, sum(member.file_size for member in archive.infolist()))
         # Opened here, because np.load leaks its own handle when the file is damaged.
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             missing = [field for field in FIELDS if field not in file]
@@ -22,6 +24,4 @@ def decode(path: Path) -> Dataset:
                 held = ", ".join(file.files) or "nothing"
                 raise DataError(f"{path} lacks {', '.join(missing)} (it holds {held}): save all of {', '.join(FIELDS)}")
             arrays = {field: file[field] for field in FIELDS}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is not a readable .npz file of plain arrays ({error})") from error
-    return Dataset.from_arrays(**arrays, name=path.stem)
+        return Dataset.from_arrays(**arrays, name=path.stem)

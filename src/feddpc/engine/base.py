@@ -16,7 +16,7 @@ from feddpc.methods.base import Cohort, Method, State
 from feddpc.task import Task
 
 if TYPE_CHECKING:
-    from feddpc.engine.rounds import Federation, Progress
+    from feddpc.engine.federation import Federation, Progress
 
 
 class Trained(NamedTuple):

@@ -30,7 +30,7 @@ from feddpc.methods.base import Cohort, Method, State
 from feddpc.task import Task
 
 if TYPE_CHECKING:
-    from feddpc.engine.rounds import Federation, Progress
+    from feddpc.engine.federation import Federation, Progress
 
 #: Cohort sizes that are captured; a round with yet another one is run by the fallback.
 MOST_SIZES = 4

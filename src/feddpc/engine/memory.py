@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.engine.placement import ON_DEVICE, Placement
-from feddpc.engine.rows import SLOTS
+from feddpc.engine.rows import SLOTS, SUMS
 from feddpc.errors import BadInputError
 from feddpc.methods.base import State
 
@@ -86,7 +86,7 @@ class Memory:
             self.write(ids.numpy(), {k: table[k] for k in self._template})
             return
         file = self._placement.file(self._template, self._name)
-        file.adopt(table[SLOTS].tolist())
+        file.adopt(table[SLOTS].tolist(), table[SUMS].tolist() if SUMS in table else ())
         if self._placement.kind == "disk":
             self._row, self._store = {int(c): i for i, c in enumerate(ids)}, file
             return

@@ -4,125 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from feddpc.data.batches import Plan, Planner
+from feddpc.data.batches import Plan
 from feddpc.engine import waves
-from feddpc.engine.base import Engine, Prober, placed
-from feddpc.engine.memory import Memory
-from feddpc.engine.meter import Meter, numbers
-from feddpc.engine.placement import ON_DEVICE, Placement
-from feddpc.engine.sampler import Draw, Sampler
-from feddpc.errors import BadInputError
-from feddpc.methods.algebra import exact_sum
-from feddpc.methods.base import Cohort, Method, State
-from feddpc.privacy import Mechanism
-from feddpc.task import Task
-
-Ints = NDArray[np.int64]
-Evaluate = Callable[[Tensor], tuple[float, float]]
-
-#: How many clients of a survey are asked in one go.
-SURVEYED_AT_ONCE = 16
-
-
-@dataclass(frozen=True)
-class Federation:
-    """Everything that all methods of a comparison share: the task, who holds what, who comes when, and the rates."""
-
-    task: Task
-    planner: Planner
-    sampler: Sampler
-    client_lr: float
-    server_lr: float
-    lr_decay: float = 1.0
-    weighting: str = "uniform"
-    evaluate: Evaluate | None = None
-    validate: Evaluate | None = None  #: on samples held out of training
-    kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
-    once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
-    privacy: Mechanism | None = None  #: what makes the models differentially private
-    _ahead: dict[int, tuple[Draw, Plan]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @property
-    def population(self) -> int:
-        """Number of clients."""
-        return len(self.planner.partition)
-
-    def look_ahead(self, round: int) -> None:
-        """Draw the participants of a round and plan their batches, while the host has nothing else to do."""
-        if round in self._ahead:
-            return
-        try:
-            draw = self.sampler.draw(round)
-        except BadInputError:  # a fixed schedule has an end
-            return
-        self._ahead.clear()
-        self._ahead[round] = draw, self.planner.plan(round, draw.answered)
-
-    def draw(self, round: int) -> Draw:
-        """Return who takes part in a round."""
-        return self._ahead[round][0] if round in self._ahead else self.sampler.draw(round)
-
-    def plan(self, round: int, ids: Ints) -> Plan:
-        """Return the batches of clients ``ids`` in a round."""
-        draw, plan = self._ahead.get(round, (None, None))
-        if plan is not None and draw is not None and np.array_equal(draw.answered, ids):
-            return plan
-        return self.planner.plan(round, ids)
-
-    def weights(self, sizes: Ints) -> NDArray[np.float64]:
-        """Return the weights of a cohort's clients with ``sizes`` samples; they add up to one."""
-        return sizes / sizes.sum() if self.weighting == "samples" else np.full(len(sizes), 1 / max(len(sizes), 1))
-
-    def shares(self, sizes: Ints) -> Tensor | None:
-        """Return the shares that clients with ``sizes`` samples have in a mean over all, None for 1/N each."""
-        if self.weighting == "uniform":
-            return None
-        return torch.from_numpy(sizes / len(self.planner.partition.order))
-
-    def rates(self, round: int) -> tuple[float, float]:
-        """Return the local and the server rate of a round; they decay together, so that their ratio stays."""
-        decay = self.lr_decay ** (round - 1)
-        return self.client_lr * decay, self.server_lr * decay
-
-
-@dataclass
-class Progress:
-    """Where a run stands: the model, all memories, and the last finished round."""
-
-    w: Tensor
-    server: State
-    slots: Memory
-    clients: Memory
-    round: int = 0
-    meter: Meter = field(default_factory=Meter)
-
-    @classmethod
-    def begin(cls, method: Method, w: Tensor, population: int, placement: Placement = ON_DEVICE) -> Progress:
-        """Return the state before round 1; ``w`` itself is left as it is."""
-        return cls(
-            w=w.clone(),
-            server=method.init_server(w, population),
-            slots=Memory(
-                lambda: method.init_slot(w),
-                f"{method.name}: the server's memory of a client",
-                population,
-                placement,
-                "slots",
-            ),
-            clients=Memory(
-                lambda: method.init_client(w), f"{method.name}: a client's memory", population, placement, "clients"
-            ),
-        )
+from feddpc.engine.asking import ask, survey
+from feddpc.engine.base import Engine
+from feddpc.engine.federation import Federation, Ints, Progress, gather
+from feddpc.engine.meter import numbers
+from feddpc.engine.sampler import Draw
+from feddpc.engine.serving import nobody, only, screen, serve
+from feddpc.methods.base import Method, State
 
 
 @dataclass(frozen=True)
@@ -140,6 +36,7 @@ class Record:
     notes: dict[str, float] = field(default_factory=dict)
     diverged: str | None = None
     validation: tuple[float, float] | None = None  #: accuracy and loss on samples held out of training
+    faults: dict[str, list[int]] = field(default_factory=dict)  #: who misbehaved, by what it did
 
 
 class Exchanged(NamedTuple):
@@ -149,6 +46,7 @@ class Exchanged(NamedTuple):
     loss: float = math.nan
     notes: dict[str, float] = {}  # noqa: RUF012
     scored: tuple[float, float] | None = None
+    faults: dict[str, list[int]] = {}  # noqa: RUF012
 
 
 def advance(federation: Federation, method: Method, engine: Engine, progress: Progress) -> Record:
@@ -161,11 +59,12 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
             survey(federation, method, engine, progress)
     draw = federation.draw(t)
     before = replace(federation.task.tally)
-    kept, loss, notes, scored = _exchange(federation, method, engine, progress, t, draw.answered)
+    kept, loss, notes, scored, faults = _exchange(federation, method, engine, progress, t, draw.answered)
     progress.meter.gradients += federation.task.tally.gradients - before.gradients
     progress.meter.passes += federation.task.tally.passes - before.passes
     progress.round = t
     rejected = np.setdiff1d(draw.answered, kept)
+    wary = federation.faults or federation.defence  # then a round of bad updates only is no sign of divergence
     evaluate = federation.evaluate or (lambda _: (math.nan, 0.0))
     accuracy, test_loss = scored or evaluate(method.evaluated(progress.w, progress.server))
     validate = federation.validate
@@ -180,8 +79,9 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
         dropped=draw.dropped.tolist(),
         rejected=rejected.tolist(),
         notes=notes,
-        diverged=_diverged(None if scored else progress.w, test_loss, len(kept), len(rejected)),
+        diverged=_diverged(None if scored else progress.w, test_loss, len(kept), 0 if wary else len(rejected)),
         validation=validation,
+        faults=_late(federation, t, draw) | faults,
     )
 
 
@@ -190,7 +90,7 @@ def _exchange(
 ) -> Exchanged:
     """Let clients ``ids`` train and the server aggregate."""
     if not len(ids):
-        return nobody(federation, method, progress, t, ids)
+        return Exchanged(ids, notes=nobody(federation, method, progress, t))
     task, w = federation.task, progress.w
     client_lr, _ = federation.rates(t)
     plan, cohort = gather(federation, method, progress, t, ids)
@@ -199,10 +99,11 @@ def _exchange(
         invited, probed = ids, ask(federation, method, engine, w, cohort, ids)
         ids, (probed,) = screen(ids, probed)
         if not len(ids):
-            return nobody(federation, method, progress, t, ids)
+            return Exchanged(ids, notes=nobody(federation, method, progress, t))
         if len(ids) < len(invited):
             plan, cohort = gather(federation, method, progress, t, ids)
-    whole = federation.privacy is None  # noise is drawn on the host, between training and the server rule
+    # Noise is drawn, faults are made and rules are applied between training and the step.
+    whole = federation.faults is None and federation.defence is None and federation.privacy is None
     if whole and (done := engine.round(federation, method, progress, probed, plan, cohort)):
         progress.slots.write(ids, done.slots)
         progress.clients.write(ids, done.own)
@@ -212,38 +113,24 @@ def _exchange(
     down = method.broadcast(w, progress.server, probed if method.reports else {}, cohort)
     own = progress.clients.read(ids)
     trained = waves.train(engine, method, task, w, down | federation.kit, own | probed, plan, client_lr)
-    kept, (up, own, losses) = screen(ids, trained.up, trained.own, {"loss": trained.loss})
+    up, who = trained.up, dict[str, list[int]]()
+    if federation.faults is not None:
+        up, progress.watched, who = federation.faults.tamper(t, ids, up, progress.watched)
+    kept, (up, own, losses) = screen(ids, up, trained.own, {"loss": trained.loss})
     if not len(kept):
-        return nobody(federation, method, progress, t, kept)
+        return Exchanged(kept, notes=nobody(federation, method, progress, t), faults=who)
     if len(kept) < len(ids):
         _, cohort = gather(federation, method, progress, t, kept)
-    notes = settle(method, progress, kept, up, cohort, federation.privacy)
+    served = serve(federation, method, progress, kept, up, cohort)
+    if served is None:
+        return Exchanged(kept[:0], notes=nobody(federation, method, progress, t), faults=who)
+    good, cohort, notes = served
+    kept, (own, losses) = only(good, kept, own, losses)
     progress.clients.write(kept, own)
     sent = [*trained.up.values(), *(probed.values() if method.reports else ())]
     _count(federation, progress, plan, (numbers(down.values()), numbers(sent)))
     loss = losses["loss"][cohort.steps > 0].mean()  # NaN when nobody trained
-    return Exchanged(kept, float(loss), notes)
-
-
-def nobody(federation: Federation, method: Method, progress: Progress, t: int, ids: Ints) -> Exchanged:
-    """No answer can be used: the model stays as it is, but for the noise that has to hide that nobody came."""
-    if federation.privacy is None:
-        progress.server = method.idle(progress.server)
-        return Exchanged(ids)
-    _, cohort = gather(federation, method, progress, t, ids)
-    return Exchanged(ids, notes=settle(method, progress, ids, {}, cohort, federation.privacy))
-
-
-def settle(
-    method: Method, progress: Progress, ids: Ints, up: State, cohort: Cohort, privacy: Mechanism | None = None
-) -> dict[str, float]:
-    """Let the server rule move the model with what clients ``ids`` sent, and return the method's notes."""
-    rule = method.aggregate if privacy is None else partial(privacy.step, method)
-    step = rule(progress.w, progress.server, up, cohort)
-    step.apply_(progress.w)
-    progress.server = step.server
-    progress.slots.write(ids, step.slots)
-    return {k: float(v) for k, v in step.notes.items()}
+    return Exchanged(kept, float(loss), notes, faults=who)
 
 
 def _count(federation: Federation, progress: Progress, plan: Plan, moved: tuple[int, int]) -> None:
@@ -258,73 +145,12 @@ def _count(federation: Federation, progress: Progress, plan: Plan, moved: tuple[
     meter.server_state = numbers(progress.server.values()) + len(progress.slots) * progress.slots.width
 
 
-def ask(federation: Federation, method: Method, engine: Prober, w: Tensor, cohort: Cohort, ids: Ints) -> State:
-    """Ask the clients that the method wants to ask; the others are given an empty answer."""
-    asked = method.asked(cohort)
-    if asked is None:
-        return engine.probe(method, federation.task, w, federation.planner.sweep(ids))
-    probed = {k: v.expand(len(ids), *v.shape).clone() for k, v in method.unasked(w).items()}
-    if asked.any():
-        answers = engine.probe(method, federation.task, w, federation.planner.sweep(ids[asked]))
-        rows = placed(np.flatnonzero(asked), w.device)
-        for key, stack in answers.items():
-            probed[key][rows] = stack
-    return probed
-
-
-def survey(federation: Federation, method: Method, engine: Prober, progress: Progress) -> None:
-    """Let every client of the population answer the probe, some at a time, and remember what came of it."""
-    total: State = {}
-    meter, population, before = progress.meter, federation.population, federation.task.tally.gradients
-    for first in range(0, population, SURVEYED_AT_ONCE):
-        ids = np.arange(first, min(first + SURVEYED_AT_ONCE, population))
-        answers = engine.probe(method, federation.task, progress.w, federation.planner.sweep(ids))
-        ids, (answers,) = screen(ids, answers)
-        progress.clients.write(ids, method.surveyed(answers))
-        shares = federation.shares(federation.planner.partition.sizes[ids])
-        shares = torch.full((len(ids),), 1 / population, dtype=torch.float64) if shares is None else shares
-        for key, stack in answers.items():
-            part = exact_sum(stack, shares.to(stack.device))
-            total[key] = total[key] + part if key in total else part
-        meter.up_once += numbers(answers.values()) / population
-    meter.down_once += progress.w.numel()
-    meter.gradients_once += (federation.task.tally.gradients - before) / population
-    progress.server = method.enrolled(progress.server, total)
-
-
-def gather(federation: Federation, method: Method, progress: Progress, t: int, ids: Ints) -> tuple[Plan, Cohort]:
-    """Return the batches of clients ``ids`` in round ``t``, and what the server knows about them."""
-    client_lr, server_lr = federation.rates(t)
-    device = progress.w.device
-    plan = federation.plan(t, ids)
-    shares = federation.shares(plan.sizes)
-    cohort = Cohort(
-        round=t,
-        clients=placed(ids, device),
-        population=federation.population,
-        weights=placed(federation.weights(plan.sizes), device),
-        shares=None if shares is None else shares.to(device),
-        steps=placed(plan.steps.astype(np.float64), device),
-        client_lr=client_lr,
-        server_lr=server_lr,
-        slots=progress.slots.read(ids),
-        seed=federation.planner.seed,
-    )
-    training = method.trains(cohort)
-    if training is None:
-        return plan, cohort
-    plan = plan.resting(~training)
-    return plan, replace(cohort, steps=placed(plan.steps.astype(np.float64), device))
-
-
-def screen(ids: Ints, *states: State) -> tuple[Ints, tuple[State, ...]]:
-    """Drop every client with a non-finite number in what it sent or would remember, before any arithmetic sees it."""
-    tensors = [v.reshape(len(ids), -1) for state in states for v in state.values()]
-    # A sum is finite only if all its terms are, and it is one fast pass; the exact look is for the rare other case.
-    if all(bool(t.sum().isfinite()) for t in tensors):
-        return ids, states
-    good = torch.stack([t.isfinite().all(1) for t in tensors]).all(0)
-    return ids[good.cpu().numpy()], tuple({k: v[good] for k, v in state.items()} for state in states)
+def _late(federation: Federation, t: int, draw: Draw) -> dict[str, list[int]]:
+    """Return who of those that dropped out came too late, as faults are listed."""
+    if federation.faults is None:
+        return {}
+    late = draw.dropped[federation.faults.late(t, draw.dropped)].tolist()
+    return {"straggler": late} if late else {}
 
 
 def _diverged(w: Tensor | None, test_loss: float, kept: int, rejected: int) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
@@ -24,6 +25,8 @@ from feddpc.methods.base import State
 
 #: What a store on disk exports in place of its rows. No method's key: those are names.
 SLOTS = "/slots"
+#: The checksums of those rows.
+SUMS = "/sums"
 #: Slots begin on a page, so that writing one touches no page of another.
 PAGE = 4096
 
@@ -94,6 +97,9 @@ class OnDisk:
     a checkpoint holds slot numbers only, and the file has at most twice as many slots as there are rows (three times,
     should a checkpoint fail and the run go on).
 
+    Every row has a checksum, which is kept here and in checkpoints and looked at whenever the row is read: what a disk
+    or a hand has changed in the file is an error, not a result.
+
     Reads and writes are plain calls, not a memory map: a map would count in full against a limit on address space,
     and a full disk or a damaged file would be a signal that kills the process, not an error.
     """
@@ -110,6 +116,7 @@ class OnDisk:
         self._called = str(path or f"a temporary file in {tempfile.gettempdir()} for the memory of clients")
         self._file: FileIO | None = None
         self._slot: dict[int, int] = {}  # of each row
+        self._sum: dict[int, int] = {}  # of each row, but for those of a checkpoint that has none
         self._end = 0  # slots in the file
         self._free: list[int] = []
         self._kept: frozenset[int] = frozenset()  # slots of the last complete checkpoint
@@ -117,23 +124,32 @@ class OnDisk:
 
     def read(self, rows: Sequence[int], into: State, at: Sequence[int]) -> None:
         """Copy rows from the file straight into stacks in host memory; others are reached through one row of it."""
-        for key, stack in into.items():
+        sums = dict.fromkeys(rows, 0)
+        for key in self._start:
+            stack = into[key]
             over = None if stack.device.type == "cpu" else _staging(stack)
             for row, i in zip(rows, at, strict=True):
-                self._move(os.preadv, stack[i] if over is None else over, self._slot[row], key)
+                sums[row] = self._move(os.preadv, stack[i] if over is None else over, self._slot[row], key, sums[row])
                 if over is not None:
                     stack[i].copy_(over)
+        for row, found in sums.items():
+            if self._sum.get(row, found) != found:
+                raise RunFolderError(
+                    f"{self._called} does not hold what was written to slot {self._slot[row]}: it was damaged; "
+                    "restore it or start a new run"
+                )
 
     def write(self, rows: Sequence[int], state: State) -> None:
         """Write stacks, each row to where the last checkpoint has nothing."""
-        slots = [self._writable(row) for row in rows]
-        for key, stack in state.items():
-            for row, slot in zip(stack, slots, strict=True):
-                self._move(os.pwritev, row.detach().cpu().contiguous(), slot, key)
+        slots, sums = [self._writable(row) for row in rows], [0] * len(rows)
+        for key in self._start:
+            for i, (row, slot) in enumerate(zip(state[key], slots, strict=True)):
+                sums[i] = self._move(os.pwritev, row.detach().cpu().contiguous(), slot, key, sums[i])
         self._slot.update(zip(rows, slots, strict=True))
+        self._sum.update(zip(rows, sums, strict=True))
 
     def export(self, count: int) -> State:
-        """Bring all rows to the disk and return their slots; none of these is overwritten until the next export.
+        """Bring all rows to the disk and return slots and checksums; none is overwritten until the next export.
 
         A temporary file is gone with the process, so of that one the rows themselves are returned.
         """
@@ -147,16 +163,24 @@ class OnDisk:
         slots = [self._slot[row] for row in range(count)]
         self._offered = frozenset(slots)
         self._recount()
-        return {SLOTS: torch.tensor(slots, dtype=torch.int64)}
+        found = {SLOTS: torch.tensor(slots, dtype=torch.int64)}
+        if len(self._sum) == count:
+            found[SUMS] = torch.tensor([self._sum[row] for row in range(count)], dtype=torch.int64)
+        return found
 
     def committed(self) -> None:
         """Free the slots that only the checkpoint before needed."""
         self._kept = self._offered
         self._recount()
 
-    def adopt(self, slots: Sequence[int]) -> None:
-        """Take over the file of a checkpoint that found its rows in ``slots``; what else is in it was never kept."""
-        self._slot = dict(enumerate(slots))
+    def adopt(self, slots: Sequence[int], sums: Sequence[int] = ()) -> None:
+        """Take over the file of a checkpoint that found its rows in ``slots``; what else is in it was never kept.
+
+        A checkpoint of an earlier version has no ``sums``: its rows are taken as they are.
+        """
+        if len(set(slots)) < len(slots) or min(slots, default=0) < 0 or (sums and len(sums) != len(slots)):
+            raise RunFolderError(f"the checkpoint's places in {self._called} make no sense: start a new run")
+        self._slot, self._sum = dict(enumerate(slots)), dict(enumerate(sums))
         self._end = max(slots, default=-1) + 1
         if self._end:
             needed = (self._end - 1) * self._slot_bytes + self._row_bytes
@@ -178,10 +202,14 @@ class OnDisk:
         self._end += 1
         return self._end - 1
 
-    def _move(self, call: Callable[..., int], row: Tensor, slot: int, key: str) -> None:
-        """Let ``os.preadv`` or ``os.pwritev`` move one key of a row; either may stop half way and is called again."""
+    def _move(self, call: Callable[..., int], row: Tensor, slot: int, key: str, sum_before: int) -> int:
+        """Let ``os.preadv`` or ``os.pwritev`` move one key of a row, and return the checksum up to there.
+
+        Either may stop half way and is called again.
+        """
         file = self._file or self._open("w+b")
         left: NDArray[np.uint8] = row.view(-1).view(torch.uint8).numpy()
+        whole = left
         offset = slot * self._slot_bytes + self._start[key]
         while left.size:
             with self._explained():
@@ -189,6 +217,7 @@ class OnDisk:
             if not done:
                 raise RunFolderError(f"{self._called} ends before slot {slot}: it was cut off while in use")
             left, offset = left[done:], offset + done
+        return zlib.crc32(whole.data, sum_before)
 
     def _open(self, mode: str, needed: int = 0) -> FileIO:
         """Open the file, anew or with what a checkpoint ``needed``; before that nothing of it is on the disk."""

@@ -23,7 +23,7 @@ from feddpc.methods.base import Cohort, Local, Method, State
 from feddpc.task import Rows
 
 if TYPE_CHECKING:
-    from feddpc.engine.rounds import Federation, Progress
+    from feddpc.engine.federation import Federation, Progress
 
 #: Test images in one pass of a captured evaluation: for convolutions in true float32 and in faster precisions.
 TEST_BATCH, FAST_TEST_BATCH = 1000, 2500

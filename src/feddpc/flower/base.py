@@ -20,8 +20,9 @@ from flwr.serverapp.strategy import FedAvg, Result
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc.engine.federation import Progress
 from feddpc.engine.memory import Memory
-from feddpc.engine.rounds import Progress, Record
+from feddpc.engine.rounds import Record
 from feddpc.flower.screening import Bounds, Refusal, alike, only_metrics, sift
 from feddpc.flower.wire import Layout
 from feddpc.methods.base import Method, State
@@ -30,7 +31,7 @@ from feddpc.run import checkpoint
 from feddpc.run.config import Config
 from feddpc.run.files import replace_text
 from feddpc.run.record import RunFolder, environment, is_run, line, summarise
-from feddpc.run.runner import reopen
+from feddpc.run.runner import fingerprint, reopen
 
 Ints = NDArray[np.int64]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -184,8 +185,10 @@ class MethodStrategy(FedAvg):
             log(INFO, "continuing %s after round %d", self.folder, self.now.round)
             self._forget_refusals_after(self.now.round)
             return
-        self._run = RunFolder.create(self.folder, config, environment("flower", {}, "cpu", about))
+        self._run = RunFolder.create(self.folder)
+        self._run.note("environment", environment("flower", {}, "cpu", fingerprint(about, config)))
         self._run.note("privacy", {"note": self.disclosure(), "disclosed": {}})
+        self._run.begin(config)
 
     def reset(self, w: Tensor) -> None:
         """Stand before round 1 with the model ``w``."""
@@ -224,7 +227,7 @@ class MethodStrategy(FedAvg):
             if refused:
                 with (self._run.path / REFUSALS).open("a", encoding="utf-8") as file:
                     file.writelines(json.dumps(dataclasses.asdict(r)) + "\n" for r in refused)
-            checkpoint.save(self._run.checkpoint, self.now, self._run.record_bytes)
+            checkpoint.save(self._run.checkpoint, self.now, self._run.record_bytes, self._run.record_sha256)
         return record
 
     def accept(self, t: int, kept: Ints, nodes: dict[int, int]) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from feddpc.data.batches import Plan, Planner
 from feddpc.data.partition import Partition
 from feddpc.engine import sampler
-from feddpc.engine.rounds import Federation
+from feddpc.engine.federation import Federation
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Local, Method, State
+from feddpc.robust import defence, rules
 from feddpc.run import private
 from feddpc.run.config import Config
 from feddpc.task import Batch, Rows, Task
@@ -114,6 +115,7 @@ def federation_of(config: Config, sizes: Ints, d: int, secret: int | None = None
         lr_decay=config.lr_decay,
         weighting=config.weighting,
         privacy=privacy,
+        defence=defence.make(rules.make(config.rule, **config.rule_options), config.screen),
     )
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from feddpc._version import __version__
 from feddpc.data import Dataset
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import screen
+from feddpc.engine.serving import screen
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.flower import preparing
 from feddpc.flower.memory import Memory

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 
 from feddpc import methods
-from feddpc.engine.rounds import settle
+from feddpc.engine.serving import settle
 from feddpc.errors import BadInputError
 from feddpc.flower.base import NEVER, MethodStrategy
 from feddpc.flower.screening import Bounds, alike, only_metrics, sift
@@ -189,7 +189,7 @@ class PlainStrategy(MethodStrategy):
         counts = np.array([reply.examples for reply in good.values()], dtype=np.float64)
         cohort = self._gathered(t, ids, counts)
         up: State = {"delta": updates if lazy else torch.stack(list(updates))}  # type: ignore[dict-item]
-        notes = settle(self.method, self.now, ids, up, cohort)
+        notes = settle(self.now, ids, self.method.aggregate(self.now.w, self.now.server, up, cohort))
         self.accept(t, ids, {client: node for node, client in nodes.items()})
         contents = [reply.content for reply in good.values()]
         metrics = self.train_metrics_aggr_fn(alike(contents), self.weighted_by_key)

@@ -18,7 +18,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddpc.engine.rounds import Federation, ask, gather, nobody, screen, settle, survey
+from feddpc.engine.asking import ask, survey
+from feddpc.engine.federation import Federation, gather
+from feddpc.engine.serving import nobody, screen, serve
 from feddpc.errors import BadInputError
 from feddpc.flower import preparing
 from feddpc.flower.base import MethodStrategy
@@ -27,14 +29,14 @@ from feddpc.flower.enrolment import Roll
 from feddpc.flower.holdings import Holdings
 from feddpc.flower.orders import Orders
 from feddpc.flower.queries import Desk
-from feddpc.flower.screening import only_metrics, sift
+from feddpc.flower.screening import Refusal, only_metrics, sift
 from feddpc.flower.wire import ORDERS, RefusedError, arrays_of, expect, pack, tensor
 from feddpc.methods.base import Method, State, overrides
 from feddpc.methods.world import World
 from feddpc.run import checkpoint, private
 from feddpc.run.config import Config
 from feddpc.run.experiment import default_batch_size
-from feddpc.run.runner import LEARNED
+from feddpc.run.record import LEARNED
 
 Ints = NDArray[np.int64]
 
@@ -137,15 +139,22 @@ class FederatedStrategy(MethodStrategy):
                 self.keep(t, ids[:0], dropped, refused)
                 return None, None
             # Nobody was invited, or noise has to hide that nobody came: the method has a rule for that.
-            notes = nobody(federation, self.method, self.now, t, ids[:0]).notes
+            notes = nobody(federation, self.method, self.now, t)
             record = self.keep(t, ids[:0], dropped, refused, notes=notes)
             return self.arrays(), MetricRecord({"replies": 0, **record.notes})
         _, cohort = gather(federation, self.served, self.now, t, ids)
-        notes = settle(self.method, self.now, ids, self._stacked(list(good.values())), cohort, federation.privacy)
-        self.accept(t, ids, {client: node for node, client in self.roll.nodes.items()})
-        losses = torch.tensor([upload.loss for upload in good.values()], dtype=self.now.w.dtype)
-        loss = float(losses[cohort.steps > 0].mean())  # NaN when nobody trained
-        record = self.keep(t, ids, dropped, refused, loss=loss, notes=notes)
+        up, nodes = self._stacked(list(good.values())), {client: node for node, client in self.roll.nodes.items()}
+        served = serve(federation, self.method, self.now, ids, up, cohort, self.min_replies)
+        chosen = np.zeros(len(ids), bool) if served is None else served.good.numpy()
+        reason = "its update is longer than usual, or the robust rule left it out"
+        refused += [Refusal(t, nodes[client], client, reason) for client in ids[~chosen].tolist()]
+        if served is None:
+            self.keep(t, ids[:0], dropped, refused)
+            return None, None
+        ids, losses = ids[chosen], torch.tensor([upload.loss for upload in good.values()], dtype=self.now.w.dtype)
+        self.accept(t, ids, nodes)
+        loss = float(losses[served.good][served.cohort.steps > 0].mean())  # NaN when nobody trained
+        record = self.keep(t, ids, dropped, refused, loss=loss, notes=served.notes)
         return self.arrays(), MetricRecord({"replies": len(ids), "train-loss": loss, **record.notes})
 
     def configure_evaluate(

@@ -44,6 +44,15 @@ def row_squares(x_md: Tensor) -> Tensor:
     return _over_blocks(x_md, lambda x, _: torch.linalg.vecdot(x, x))
 
 
+def row_distances(x_md: Tensor, y_d: Tensor) -> Tensor:
+    """Return ``|x_j - y|`` for every row, in float64, without the cancellation of ``|x|^2 - 2 <x, y> + |y|^2``.
+
+    >>> row_distances(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0.0, 0.0]))
+    tensor([5., 0.], dtype=torch.float64)
+    """
+    return _over_blocks(x_md, lambda x, b: (x - y_d[b].double()).square().sum(1)).sqrt()
+
+
 def dot(x_d: Tensor, y_d: Tensor) -> Tensor:
     """Return ``<x, y>`` in float64."""
     return row_dots(x_d[None], y_d)[0]

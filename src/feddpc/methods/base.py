@@ -227,6 +227,14 @@ class Method:
         """The server rule; default ``w_t = w_{t-1} - eta_g mean(D)``. Nothing handed in is changed."""
         return Step(cohort.mean(up["delta"]), rate=cohort.server_lr / cohort.client_lr)
 
+    def rows(self, server: State, up: State, cohort: Cohort) -> State:
+        """What :meth:`combine` averages, a row a client, for a robust rule to judge; usually what was sent."""
+        return up
+
+    def combine(self, w: Tensor, server: State, rows: State, cohort: Cohort) -> Step:
+        """The server rule on rows from :meth:`rows`, after a robust rule chose among them or replaced them."""
+        return self.aggregate(w, server, rows, cohort)
+
     def idle(self, server: State) -> State:
         """The server's memory after a round in which nobody answered; the model stays as it is."""
         return server

@@ -112,7 +112,7 @@ def _order(path: Path, damage: list[str] | None) -> list[str]:
         return []
     try:
         return [str(name) for name in json.loads(path.read_text(encoding="utf-8"))["runs"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         remedy = 'it must hold {"runs": [names of run folders]}; mend it or remove it'
         said = f"{path} cannot be read ({type(error).__name__}: {error}): {remedy}"
         if damage is None:

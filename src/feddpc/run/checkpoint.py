@@ -6,19 +6,26 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from feddpc._version import __version__
+from feddpc.engine.federation import Progress
 from feddpc.engine.memory import Memory
 from feddpc.engine.meter import Meter
-from feddpc.engine.rounds import Progress
 from feddpc.engine.rows import SLOTS
 from feddpc.errors import RunFolderError
-from feddpc.run.files import explained, replace_file, replace_text
+from feddpc.run.files import explained, replace_file, replace_text, sync_folder
 
-FORMAT = 2
+#: Written, and read. Format 2, of 0.2 and before, has no checksums of its own note, of records and of rows on disk.
+FORMAT = 3
+READ = (2, FORMAT)
+#: How the names of tensors begin that belong to ``Progress.watched``.
+WATCHED = "watched/"
 
 
 @dataclass(frozen=True)
@@ -28,18 +35,23 @@ class Saved:
     round: int
     record_bytes: int
     tensors: dict[str, Tensor]
+    record_sha256: str | None = None  #: of so many bytes of records
     diverged: str | None = None  #: why the run must not go on
     meter: Meter = field(default_factory=Meter)
 
 
-def save(folder: Path, progress: Progress, record_bytes: int, diverged: str | None = None) -> None:
+def save(folder: Path, progress: Progress, record_bytes: int, record_sha256: str, diverged: str | None = None) -> None:
     """Write the state after ``progress.round``; the previous checkpoint stays valid until this one is complete.
 
     Memories on disk bring their rows there when they export; the checkpoint says where.
     """
+    index = folder / "checkpoint.json"
     with explained(folder):
         folder.mkdir(exist_ok=True)
+        if not index.exists():
+            sync_folder(folder.parent)  # the folder's own name must be on the disk too
     tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
+    tensors |= {f"{WATCHED}{k}": v for k, v in progress.watched.items()}
     memories = {"slots": progress.slots, "clients": progress.clients}
     for kind, memory in memories.items():
         ids, table = memory.export()
@@ -49,20 +61,23 @@ def save(folder: Path, progress: Progress, record_bytes: int, diverged: str | No
     replace_file(folder / name, lambda path: save_file(tensors, path))
     note = {
         "format": FORMAT,
+        "feddpc": __version__,
         "round": progress.round,
         "record_bytes": record_bytes,
+        "record_sha256": record_sha256,
         "file": name,
         "sha256": _digest(folder / name),
         "diverged": diverged,
         "meter": asdict(progress.meter),
     }
-    replace_text(folder / "checkpoint.json", json.dumps(note, indent=1) + "\n")
+    replace_text(index, json.dumps(note | {"note_sha256": _note_digest(note)}, indent=1) + "\n")
     for memory in memories.values():
         memory.committed()
     kept = {name} | {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
-    for old in [*folder.glob("round-*.safetensors"), *folder.glob("*.rows")]:
-        if old.name not in kept:
-            old.unlink(missing_ok=True)
+    with explained(folder):
+        for old in [*folder.glob("round-*.safetensors"), *folder.glob("*.rows")]:
+            if old.name not in kept:
+                old.unlink(missing_ok=True)
 
 
 def load(folder: Path) -> Saved | None:
@@ -72,15 +87,27 @@ def load(folder: Path) -> Saved | None:
         return None
     try:
         note = json.loads(index.read_text(encoding="utf-8"))
-        if note["format"] != FORMAT:
-            raise RunFolderError(f"{index} has format {note['format']}, this version reads {FORMAT}")
+        if note["format"] not in READ:
+            raise RunFolderError(
+                f"{index} has format {note['format']}, written by feddpc {note.get('feddpc', '(unknown)')}; feddpc "
+                f"{__version__} reads formats {', '.join(map(str, READ))}: continue this run with its own version"
+            )
         path = folder / Path(note["file"]).name
-        if _digest(path) != note["sha256"]:
-            raise RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
+        sums = {index: note["format"] == 2 or _note_digest(note) == note["note_sha256"]}
+        sums[path] = _digest(path) == note["sha256"]
+        for damaged in (file for file, fits in sums.items() if not fits):
+            raise RunFolderError(
+                f"{damaged} does not match its checksum: it was damaged; restore it or start a new run"
+            )
         return Saved(
-            int(note["round"]), int(note["record_bytes"]), load_file(path), note["diverged"], Meter(**note["meter"])
+            int(note["round"]),
+            int(note["record_bytes"]),
+            load_file(path),
+            note.get("record_sha256"),
+            note["diverged"],
+            Meter(**note["meter"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise RunFolderError(f"the checkpoint in {folder} cannot be read: {error}") from None
 
 
@@ -99,8 +126,12 @@ def restore(saved: Saved, progress: Progress) -> None:
         _restore_memory(saved, "clients", progress.clients)
     except KeyError as error:
         raise RunFolderError(f"the checkpoint lacks {error}: it belongs to another method") from None
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise RunFolderError(f"the checkpoint cannot be used: {error}; restore it or start a new run") from None
     progress.w = placed["w"]
     progress.server = {k: placed[f"server.{k}"] for k in progress.server}
+    watched = {k.removeprefix(WATCHED): v for k, v in saved.tensors.items() if k.startswith(WATCHED)}
+    progress.watched = {k: v.to(progress.w.device, copy=True) for k, v in watched.items()}
     progress.round, progress.meter = saved.round, saved.meter
 
 
@@ -109,20 +140,41 @@ def _restore_memory(saved: Saved, kind: str, memory: Memory) -> None:
     memory.restore(saved.tensors[f"{kind}/ids"], table)
 
 
+def _note_digest(note: dict[str, Any]) -> str:
+    """Return a digest of what the note says but for the digest itself."""
+    text = json.dumps({k: v for k, v in note.items() if k != "note_sha256"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def load_model(path: Path) -> dict[str, Tensor]:
-    """Read what :func:`save_model` wrote."""
+    """Read what :func:`save_model` wrote, or a file of another program, which has no checksum."""
     try:
-        # Copies: see restore.
-        return {k: v.clone() for k, v in load_file(path).items()}
+        with safe_open(path, "pt") as file:
+            expected = (file.metadata() or {}).get("sha256")
+            # Copies: see restore.
+            found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 -- it is no dict
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}") from None
+    if expected is not None and expected != _tensor_digest(found):
+        raise RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
+    return found
 
 
 def save_model(path: Path, state_dict: dict[str, Tensor]) -> None:
-    """Write a model's state_dict as safetensors."""
-    replace_file(path, lambda temporary: save_file({k: v.contiguous() for k, v in state_dict.items()}, temporary))
+    """Write a model's state_dict as safetensors, with a checksum of the numbers."""
+    tensors = {k: v.contiguous() for k, v in state_dict.items()}
+    about = {"sha256": _tensor_digest(tensors)}  # one entry: safetensors writes several in any order
+    replace_file(path, lambda temporary: save_file(tensors, temporary, metadata=about))
+
+
+def _tensor_digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -261,5 +261,5 @@ def stored_plan(out: Path) -> Plan | None:
         return Plan([str(n) for n in plan["methods"]], [int(s) for s in plan["seeds"]], wishes)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RunFolderError(f"{out / INDEX} cannot be read: {error}") from None

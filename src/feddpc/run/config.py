@@ -23,6 +23,9 @@ PARTS = {
     "partition": "partition_options",
     "participation": "participation_options",
     "privacy": "privacy",
+    "rule": "rule_options",
+    "screen": "screen",
+    "faults": "faults",
 }
 #: What a resumed run may have otherwise than before.
 MAY_CHANGE = ("rounds", "client_memory")
@@ -46,6 +49,7 @@ class Config:
     participation: str = "uniform"
     dropout: float = 0.0
     weighting: Literal["uniform", "samples"] = "uniform"
+    rule: str = "mean"
     rounds: int = 100
     lr: float = 0.1
     server_lr: float | None = None
@@ -67,6 +71,9 @@ class Config:
     partition_options: Options = field(default_factory=dict)
     participation_options: Options = field(default_factory=dict)
     privacy: Options = field(default_factory=dict)
+    rule_options: Options = field(default_factory=dict)
+    screen: Options = field(default_factory=dict)
+    faults: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("clients", "cohort", "rounds", "epochs", "batch_size", "threads"):
@@ -81,6 +88,8 @@ class Config:
         reserve = 0.0 if self.reserve is None else self.reserve
         _require(0 <= reserve < 1, "reserve", self.reserve, "a share of the training set in [0, 1)")
         _require(0 <= self.validation < 1, "validation", self.validation, "a share of the training set in [0, 1)")
+        alike = self.rule == "mean" or self.weighting == "uniform"
+        _require(alike, "weighting", self.weighting, f"uniform with rule = {self.rule!r}, which counts clients alike")
         _require(0 <= self.seed < 2**32, "seed", self.seed, "from 0 to 4294967295")
 
     @classmethod
@@ -142,7 +151,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInputError(f"there is no file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # a number may be too long, a list too deep
         raise BadInputError(f"{path} cannot be read as TOML: {error}") from None
 
 
@@ -157,7 +166,7 @@ def parse_set(text: str) -> tuple[str, Any]:
         raise BadInputError(f"--set {text!r}: write KEY=VALUE")
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value.strip()
     plain = parsed.get("value")
     return key.strip(), plain if isinstance(plain, bool | int | float | str | list) and len(

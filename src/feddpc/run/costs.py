@@ -12,8 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from feddpc.data import Dataset
+from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.methods.base import Method
 from feddpc.run.config import Config
 from feddpc.run.experiment import prepare

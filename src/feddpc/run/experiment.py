@@ -22,9 +22,10 @@ from feddpc.data.scaling import make_scaler
 from feddpc.engine import sampler
 from feddpc.engine.base import Engine
 from feddpc.engine.captured import Captured, Compiled, CompiledStreams, Streams
+from feddpc.engine.federation import Federation, Progress
 from feddpc.engine.loop import Loop
 from feddpc.engine.placement import Placement, resolve
-from feddpc.engine.rounds import Federation, Progress, advance
+from feddpc.engine.rounds import advance
 from feddpc.engine.stacked import Stacked
 from feddpc.engine.threads import Threads
 from feddpc.errors import BadInputError, unknown
@@ -32,6 +33,7 @@ from feddpc.methods.base import Method, State
 from feddpc.methods.world import Ids, World, reserved
 from feddpc.models.flat import Flat
 from feddpc.privacy import Mechanism
+from feddpc.robust import defence, faults, rules
 from feddpc.run import private
 from feddpc.run.config import Config
 from feddpc.run.validation import held_counts, held_out, judge
@@ -173,6 +175,8 @@ def prepare(
         evaluate=task.evaluate,
         validate=judge(task, data, held),
         privacy=private.mechanism(config),
+        faults=faults.make(config.faults, population=len(partition), seed=config.seed),
+        defence=defence.make(rules.make(config.rule, **config.rule_options), config.screen),
     )
     return Setting(config, data, partition, federation, task, task.initial(), reserve, held)
 
@@ -285,6 +289,8 @@ def complete(
     changes["device"] = resolve_device(config.device)
     changes["participation_options"] = sampler.options(config.participation) | config.participation_options
     changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
+    changes["rule_options"] = rules.options(config.rule) | config.rule_options
+    changes |= {"screen": defence.complete(config.screen), "faults": faults.complete(config.faults)}
     config = dataclasses.replace(config, **changes)
     return dataclasses.replace(config, privacy=private.complete(config))
 

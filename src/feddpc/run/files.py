@@ -65,8 +65,8 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a folder's entries to the disk, where the system can."""
-    if os.name != "posix":
+    """Bring a folder's entries to the disk, where the system can, and unless within :func:`unsynced`."""
+    if os.name != "posix" or _unsynced.get():
         return
     handle = os.open(folder, os.O_RDONLY)
     try:

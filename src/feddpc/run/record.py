@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -19,12 +20,14 @@ import torch
 from feddpc._version import __version__
 from feddpc.engine.rounds import Record
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
-from feddpc.run.config import Config, read_toml, write_toml
-from feddpc.run.files import explained, replace_text
+from feddpc.run.config import MAY_CHANGE, Config, read_toml, write_toml
+from feddpc.run.files import explained, replace_text, sync_folder
 
 FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
 #: What a record has besides where samples were held out.
 VALIDATION = ("validation_accuracy", "validation_loss")
+#: What a method found out before round 1; a resumed run reads it instead of computing it again.
+LEARNED = "learned.safetensors"
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,11 @@ class RunFolder:
         self.checkpoint = path / "checkpoint"
         self._lock: IO[bytes] | None = None
         self._lines: io.FileIO | None = None
+        self._digest = hashlib.sha256()
 
     @classmethod
-    def create(cls, path: Path, config: Config, environment: dict[str, Any]) -> RunFolder:
-        """Make a new run folder; a folder that already holds anything is left alone."""
+    def create(cls, path: Path) -> RunFolder:
+        """Make a folder for a new run; one that already holds anything is left alone. It is a run from `begin` on."""
         if not is_blank(path):
             if is_run(path):
                 raise RunFolderError(
@@ -60,24 +64,40 @@ class RunFolder:
             raise RunFolderError(f"{path} exists and holds something that is no run: choose another --out")
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-        run = cls(path)
-        run._acquire()
-        replace_text(path / "environment.json", json.dumps(environment, indent=1) + "\n")
-        replace_text(path / "config.toml", write_toml(config.asdict()))
-        run._open(0)
+            sync_folder(path.parent)
+        run = cls.reopen(path)
+        if is_run(path):  # since it was looked at
+            run.close()
+            raise FolderInUseError(f"{path} was taken by another process just now: choose another --out")
         return run
 
     @classmethod
-    def reopen(cls, path: Path, record_bytes: int) -> RunFolder:
-        """Continue a run: records behind the checkpoint are cut off, they will be computed again."""
+    def reopen(cls, path: Path) -> RunFolder:
+        """Hold a folder that is there, so that nobody else changes it."""
         run = cls(path)
         run._acquire()
-        try:
-            run._open(record_bytes)
-        except BaseException:
-            run.close()
-            raise
         return run
+
+    def begin(self, config: Config) -> None:
+        """Make the folder that of a run, which can be resumed: all that round 1 needs is there."""
+        self.amend(config)
+        self.go_on(0)
+
+    def go_on(self, record_bytes: int, sha256: str | None = None) -> None:
+        """Go on behind so many bytes of records, which had that digest; what follows them will be computed again."""
+        path = self.path / "rounds.jsonl"
+        with explained(path):
+            path.touch()
+            if path.stat().st_size < record_bytes:
+                raise RunFolderError(f"{path} is shorter than its checkpoint says: it was changed; start a new run")
+            self._lines = path.open("rb+", buffering=0)
+            self._digest = hashlib.sha256(self._lines.read(record_bytes))
+            if sha256 not in (None, self._digest.hexdigest()):
+                raise RunFolderError(
+                    f"{path} does not match its checksum: it was damaged; restore it or start a new run"
+                )
+            self._lines.truncate(record_bytes)
+            self._lines.seek(record_bytes)
 
     @property
     def record_bytes(self) -> int:
@@ -85,11 +105,17 @@ class RunFolder:
         assert self._lines is not None
         return self._lines.tell()
 
+    @property
+    def record_sha256(self) -> str:
+        """Their digest."""
+        return self._digest.hexdigest()
+
     def append(self, record: Record) -> None:
         """Add a round; a line torn by a full disk is cut off when the run is resumed."""
         assert self._lines is not None
         with explained(self.path):
             left = memoryview(line(record))
+            self._digest.update(left)
             while left:
                 left = left[self._lines.write(left) :]
 
@@ -118,16 +144,6 @@ class RunFolder:
                 handle.close()
         self._lines = self._lock = None
 
-    def _open(self, size: int) -> None:
-        path = self.path / "rounds.jsonl"
-        with explained(path):
-            path.touch()
-            if path.stat().st_size < size:
-                raise RunFolderError(f"{path} is shorter than its checkpoint says: it was changed; start a new run")
-            self._lines = path.open("rb+", buffering=0)
-            self._lines.truncate(size)
-            self._lines.seek(size)
-
     def _acquire(self) -> None:
         with explained(self.path):
             self._lock = (self.path / ".lock").open("wb")
@@ -149,6 +165,8 @@ def line(record: Record) -> bytes:
     values = {name: getattr(record, name) for name in FIELDS}
     if record.validation is not None:
         values |= dict(zip(VALIDATION, record.validation, strict=True))
+    if record.faults:
+        values["faults"] = record.faults
     values |= record.notes
     return (json.dumps({k: _plain(v) for k, v in values.items()}) + "\n").encode()
 
@@ -174,7 +192,7 @@ def read_records(path: Path, size: int | None = None, damage: list[str] | None =
             record = json.loads(text)
             if not isinstance(record, dict) or record.get("round") != number:
                 raise ValueError("it is not the record of that round")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if damage is None:
                 raise RunFolderError(f"{path}, line {number}: {error}") from None
             damage.append(f"{path}, line {number}: {error}; the rounds from there on are left out")
@@ -190,9 +208,10 @@ def is_run(path: Path) -> bool:
 
 def is_blank(path: Path) -> bool:
     """Say whether a run may begin in ``path``: nothing is there, or only what a run killed at its very start left."""
-    started = {".lock", "environment.json", ".environment.json.part", ".config.toml.part", ".compare.json.part"}
+    whole = ("environment.json", "privacy.json", "holdings.json", LEARNED)
+    parts = {f".{name}.part" for name in (*whole, "config.toml", "compare.json")}
     with explained(path):
-        return not path.exists() or (path.is_dir() and all(p.name in started for p in path.iterdir()))
+        return not path.exists() or (path.is_dir() and all(p.name in {".lock", *whole, *parts} for p in path.iterdir()))
 
 
 def load_config(path: Path) -> Config:
@@ -203,6 +222,16 @@ def load_config(path: Path) -> Config:
         return Config.read(read_toml(path / "config.toml"))
     except BadInputError as error:
         raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
+
+
+def config_digest(config: Config) -> str:
+    """Return a hash of what a resumed run must not change; values that are the usual ones are left out.
+
+    So a key that a later version adds changes nothing.
+    """
+    usual = Config().asdict()
+    values = {k: v for k, v in config.asdict().items() if k not in MAY_CHANGE and (k not in usual or v != usual[k])}
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def load(path: Path, damage: list[str] | None = None) -> StoredRun:
@@ -225,7 +254,7 @@ def read_json(path: Path, damage: list[str] | None = None) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise ValueError("it holds no table")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if damage is None:
             raise RunFolderError(f"{path} cannot be read: {error}") from None
         damage.append(f"{path} cannot be read: {error}")

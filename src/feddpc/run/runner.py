@@ -17,24 +17,36 @@ from typing import Any
 
 from torch import Tensor
 
+from feddpc.engine.federation import Progress
 from feddpc.engine.placement import Placement, resolve
-from feddpc.engine.rounds import Progress, Record, advance
+from feddpc.engine.rounds import Record, advance
 from feddpc.errors import RunFolderError
 from feddpc.methods.base import Method, State
 from feddpc.privacy.mechanism import check
 from feddpc.run import checkpoint
 from feddpc.run.config import MAY_CHANGE, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method
-from feddpc.run.record import RunFolder, environment, is_run, line, load_config, read_json, read_records, summarise
+from feddpc.run.record import (
+    LEARNED,
+    RunFolder,
+    config_digest,
+    environment,
+    is_run,
+    line,
+    load_config,
+    read_json,
+    read_records,
+    summarise,
+)
 from feddpc.run.specialise import specialise
 from feddpc.run.tracking import Track, Tracking
 
 OnRound = Callable[[dict[str, Any]], None]
 
+#: Tables of a configuration that are no longer asked for when they are empty.
+ABSENT = ("privacy", "screen", "faults")
 #: Seconds between checkpoints, unless asked otherwise.
 CHECKPOINT_SECONDS = 5.0
-#: What a method found out before round 1; a resumed run reads it instead of computing it again.
-LEARNED = "learned.safetensors"
 
 
 class Stop:
@@ -121,13 +133,8 @@ def execute(
     if out is not None and resume:
         folder, records, ended = reopen(out, config, progress, setting.fingerprint())
     elif out is not None:
-        about = environment(machine.name, timings, config.device, setting.fingerprint())
-        folder = RunFolder.create(out, config, about)
-        folder.note("privacy", setting.privacy(method))
-        if not lean:
-            folder.note("holdings", setting.holdings(), indent=None)
-        if setting.learned:
-            checkpoint.save_model(out / LEARNED, setting.learned)
+        about = environment(machine.name, timings, config.device, fingerprint(setting.fingerprint(), config))
+        folder = _begin(out, config, setting, method, about, lean)
     keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
     summary: dict[str, Any] | None = None
     try:
@@ -156,6 +163,28 @@ def execute(
     return Outcome(config, status, reason, records, summary, progress.w, out, setting)
 
 
+def _begin(out: Path, config: Config, setting: Setting, method: Method, about: dict[str, Any], lean: bool) -> RunFolder:
+    """Make the folder of a run; its configuration comes last, so that a run that can be resumed lacks nothing."""
+    folder = RunFolder.create(out)
+    try:
+        folder.note("environment", about)
+        folder.note("privacy", setting.privacy(method))
+        if not lean:
+            folder.note("holdings", setting.holdings(), indent=None)
+        if setting.learned:
+            checkpoint.save_model(out / LEARNED, setting.learned)
+        folder.begin(config)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def fingerprint(world: dict[str, str], config: Config) -> dict[str, str]:
+    """Return what tells whether a run is resumed as it was begun."""
+    return world | {"configuration": config_digest(config)}
+
+
 def _learned(out: Path) -> State | None:
     """Return what the method had found out before round 1, if it got so far."""
     return checkpoint.load_model(out / LEARNED) if (out / LEARNED).exists() else None
@@ -179,7 +208,8 @@ class _Keeper:
         if ended is not None and self.lean and ended[0] != "interrupted":
             return  # the checkpoints are about to go
         self.folder.sync()  # the records must be on the disk before a checkpoint says so
-        checkpoint.save(self.folder.checkpoint, self.progress, self.folder.record_bytes, record.diverged)
+        written = (self.folder.record_bytes, self.folder.record_sha256)
+        checkpoint.save(self.folder.checkpoint, self.progress, *written, record.diverged)
         # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
         took, share = time.monotonic() - began, 100 if self.lean else 20
         self.due = time.monotonic() + max(self.seconds, share * took if self.seconds else 0.0)
@@ -196,26 +226,18 @@ def _why(record: Record, config: Config, stop: Stop) -> tuple[str, str | None] |
 
 
 def reopen(
-    out: Path, config: Config, progress: Progress, fingerprint: dict[str, str]
+    out: Path, config: Config, progress: Progress, world: dict[str, str]
 ) -> tuple[RunFolder, list[dict[str, Any]], tuple[str, str | None] | None]:
     """Open a run folder at its last checkpoint, move ``progress`` there, and say how the run had ended, if it had."""
-    stored = load_config(out)
-    given = {k: v for k, v in config.asdict().items() if k not in MAY_CHANGE}
-    different = stored.differences(given)
-    before, now = read_json(out / "environment.json").get("fingerprint", {}), fingerprint
-    if stored.privacy and not config.privacy:
-        different.append("without privacy")
-    different += [f"other {part}" for part in before if before[part] != now.get(part)]
-    if different:
-        raise RunFolderError(
-            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
-        )
-    saved = checkpoint.load(out / "checkpoint")
-    size = saved.record_bytes if saved else 0
-    folder = RunFolder.reopen(out, size)
+    folder = RunFolder.reopen(out)
     try:
+        stored = load_config(out)
+        _refuse_changes(out, stored, config, fingerprint(world, stored))
+        saved = checkpoint.load(out / "checkpoint")
+        size = saved.record_bytes if saved else 0
         if saved is not None:
             checkpoint.restore(saved, progress)
+        folder.go_on(size, saved.record_sha256 if saved else None)
         records = read_records(out / "rounds.jsonl", size)
         if len(records) != progress.round:
             raise RunFolderError(
@@ -226,10 +248,22 @@ def reopen(
                 f"rounds = {config.rounds}, but {out} is past round {progress.round}: ask for at least that"
             )
         if any(getattr(config, key) != getattr(stored, key) for key in MAY_CHANGE):
-            folder.amend(config)
+            folder.amend(dataclasses.replace(stored, **{key: getattr(config, key) for key in MAY_CHANGE}))
     except BaseException:
         folder.close()
         raise
     if saved is not None and saved.diverged:
         return folder, records, ("diverged", f"round {saved.round}: {saved.diverged}")
     return folder, records, ("finished", None) if len(records) >= config.rounds else None
+
+
+def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, str]) -> None:
+    """Raise if a run folder was made with something else than what is to be continued."""
+    different = stored.differences({k: v for k, v in config.asdict().items() if k not in MAY_CHANGE})
+    different += [f"without {key}" for key in ABSENT if getattr(stored, key) and not getattr(config, key)]
+    before = read_json(out / "environment.json").get("fingerprint", {})
+    different += [f"other {part}" for part in before if before[part] != now.get(part)]
+    if different:
+        raise RunFolderError(
+            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
+        )

@@ -9,7 +9,7 @@ import numpy as np
 
 from feddpc import chance
 from feddpc.data import Dataset
-from feddpc.engine.rounds import Evaluate
+from feddpc.engine.federation import Evaluate
 from feddpc.errors import BadInputError
 from feddpc.methods.world import Ids
 from feddpc.task import Classification, tensors

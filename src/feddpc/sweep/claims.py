@@ -47,21 +47,20 @@ class Claims:
     def take(self, key: str) -> bool:
         """Claim an item; False if somebody who lives has it."""
         path = self.path(key)
-        with locked(self.place):
+        with locked(self.place), explained(path):
             if self._is_taken(path):
                 return False
             note = {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid()), "token": self.token}
             fresh = path.with_suffix(f".{self.token}")
-            with explained(path):
-                fresh.write_text(json.dumps(note) + "\n", encoding="utf-8")
-                fresh.replace(path)
+            fresh.write_text(json.dumps(note) + "\n", encoding="utf-8")
+            fresh.replace(path)
         self.held.add(key)
         return True
 
     def release(self, key: str) -> None:
         """Give an item back."""
         self.held.discard(key)
-        with locked(self.place):
+        with locked(self.place), explained(self.place):
             if _read(self.path(key)).get("token") == self.token:
                 self.path(key).unlink(missing_ok=True)
 
@@ -76,7 +75,8 @@ class Claims:
             return False
         note = _read(path)
         if note.get("host") == socket.gethostname() and os.name == "posix":
-            return is_alive(int(note.get("pid", 0)), note.get("began"))
+            pid = note.get("pid")
+            return isinstance(pid, int) and is_alive(pid, note.get("began"))
         # The folder's own clock, because that of another machine may be wrong.
         clock = self.place / f".clock-{self.token}"
         clock.touch()
@@ -118,7 +118,7 @@ def is_alive(pid: int, began: int | None = None) -> bool:
     """Say whether a process of this machine lives, and is the one that ``began`` then and not a later one."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
@@ -139,6 +139,6 @@ def _read(path: Path) -> dict[str, Any]:
     """Return what a claim says; nothing if it cannot be read."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}

@@ -164,7 +164,7 @@ def stored(folder: Path) -> Plan | None:
         return None
     try:
         return from_toml(read_toml(path))
-    except (BadInputError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (BadInputError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}; mend it, or choose another --out") from None
 
 

@@ -98,7 +98,7 @@ def values(text: str) -> list[Any]:
     """
     try:
         found: list[Any] = tomllib.loads(f"v = [{text}]")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         found = [parse_set(f"v={word}")[1] for word in text.split(",")]
     if not found or "" in found:
         raise BadInputError(f"{text!r}: write values with commas between them")

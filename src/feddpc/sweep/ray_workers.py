@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,9 @@ class RayWorkers(Workers):
         address = None if self.address == "local" else self.address
         try:
             _answers(self.address)
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of what Ray will do otherwise one day
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
             raise BadInputError(
                 f"there is no Ray cluster at {self.address!r} ({str(error).splitlines()[0]}): start one with "

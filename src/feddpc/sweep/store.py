@@ -74,7 +74,8 @@ class Store:
 
     def forgive(self, key: str) -> None:
         """Forget that an item failed: it is tried again."""
-        (self.failed / f"{key}.json").unlink(missing_ok=True)
+        with explained(self.failed):
+            (self.failed / f"{key}.json").unlink(missing_ok=True)
 
     def set_aside(self, key: str) -> Path:
         """Move a folder that cannot be used out of the way, so that it no longer counts as a run, and say where to."""

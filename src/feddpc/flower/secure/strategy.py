@@ -12,7 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from feddpc.engine.rounds import gather, settle
+from feddpc.engine.federation import gather
+from feddpc.engine.serving import settle
 from feddpc.errors import BadInputError
 from feddpc.flower.federated import FederatedStrategy
 from feddpc.flower.screening import Bounds
@@ -62,7 +63,8 @@ class SecureStrategy(FederatedStrategy):
             return None, None
         loss, aside = float(mean.pop("loss")), self._aside(mean)
         _, cohort = gather(self.federation, self.served, self.now, t, ids)
-        notes = settle(self.method, self.now, ids, repeated(mean, len(ids)), cohort)
+        step = self.method.aggregate(self.now.w, self.now.server, repeated(mean, len(ids)), cohort)
+        notes = settle(self.now, ids, step)
         self.accept(t, ids, {client: node for node, client in self.roll.nodes.items()})
         record = self.keep(t, ids, dropped, refused, loss=loss, notes=notes | aside)
         return self.arrays(), MetricRecord({"replies": float(len(ids)), "train-loss": loss, **record.notes})

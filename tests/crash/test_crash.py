@@ -1,0 +1,145 @@
+"""Runs and sweeps that are killed, lose power or meet a failing disk at every call that changes a file.
+
+The suite takes a few points of each kind; ``pytest -m slow tests/crash`` takes all of them. What was tried and what
+came of it is written to ``reports/kill-points-*.json`` (or below $FEDDPC_REPORTS).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from crash.disk import CUTS, ERRORS, KILLS
+from crash.driver import DONE, REFUSED
+
+HERE = Path(__file__).parent
+REPORTS = Path(os.environ.get("FEDDPC_REPORTS", HERE.parents[1] / "reports"))
+INDEX = "checkpoint/checkpoint.json"
+
+
+class Crashes:
+    """A driver process, and what it found."""
+
+    def __init__(self, world: str, place: Path) -> None:
+        self.world, self.points = world, []
+        command = [sys.executable, str(HERE / "driver.py"), world, str(place)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.calls = [tuple(call) for call in self._answer()["calls"]]
+
+    def _answer(self):
+        text = self.process.stdout.readline()
+        assert text, f"the driver died with {self.process.wait()}"
+        return json.loads(text)
+
+    def at(self, number, end):
+        """Try one point, and check that nothing was lost that had been complete, and the end is the same."""
+        self.process.stdin.write(json.dumps([number, end]) + "\n")
+        self.process.stdin.flush()
+        found = self._answer()
+        call, path = self.calls[number - 1] if end != "kill at random" else ("a moment", f"{number:.3f}")
+        point = {"end": end, "call": call, "path": path, "number": number, "kept": found["kept"]}
+        told = f"{self.world}, {end} at call {number} ({call} {path}): {found}"
+        if end in ERRORS:
+            # Now and then a call need not succeed: a folder to be made is there.
+            assert found["first"] in (REFUSED, DONE), told
+            assert found["first"] == DONE or "cannot be used" in found["said"] or "is full" in found["said"], told
+        else:
+            assert found["first"] in (-9, *([DONE] if end == "kill at random" else [])), told
+        assert found["again"] == DONE, told
+        assert not found["wrong"], told
+        if self.world != "sweep" and end != "kill at random":
+            assert found["kept"] >= self._complete(number, end), told
+        outcome = {REFUSED: "refused", DONE: "went on"}.get(found["first"], "killed")
+        self.points.append({**point, "outcome": f"{outcome}, continued, equal"})
+
+    def _complete(self, number, end):
+        """Return the round of the last checkpoint that must be there: in place, and left behind if power may fail."""
+        before = self.calls[: number - 1]
+        places = [i for i, call in enumerate(before) if call == ("replace", INDEX)]
+        if end in CUTS:
+            places = [i for i in places if ("write", "rounds.jsonl") in before[i:]]
+        return len(places)
+
+    def close(self, name):
+        self.process.stdin.close()
+        assert self.process.wait(60) == 0
+        self.process.stdout.close()
+        REPORTS.mkdir(exist_ok=True)
+        by_end = Counter(point["end"] for point in self.points)
+        report = {"world": self.world, "calls": len(self.calls), "points": len(self.points), "by end": dict(by_end)}
+        text = ",\n  ".join(json.dumps(point) for point in self.points)
+        head = json.dumps(report, indent=1).removesuffix("\n}")
+        path = REPORTS / f"kill-points-{self.world.replace(' ', '-')}-{name}.json"
+        path.write_text(f'{head},\n "tried": [\n  {text}\n ]\n}}\n')
+
+
+@pytest.fixture
+def crashes(tmp_path, request):
+    opened = []
+
+    def begin(world):
+        opened.append(Crashes(world, tmp_path))
+        return opened[-1]
+
+    yield begin
+    name = "all" if request.node.get_closest_marker("slow") else "few"
+    for one in opened:
+        one.close(name)
+
+
+def few(calls, count, seed):
+    """Some call numbers, spread over the whole run."""
+    rng, width = random.Random(seed), len(calls) / count
+    return [1 + int(i * width + rng.random() * width) for i in range(count)]
+
+
+def test_a_run_at_some_calls_and_moments(crashes):
+    world = crashes("scaffold on disk")
+    for seed, end in enumerate((*KILLS, *CUTS)):
+        for number in few(world.calls, 4, seed):
+            world.at(number, end)
+    for seed, end in enumerate(ERRORS[:2]):
+        world.at(*few(world.calls, 1, seed), end)
+    rng = random.Random(7)
+    for _ in range(3):
+        world.at(rng.random(), "kill at random")
+    assert len(world.points) >= 20
+
+
+def test_a_sweep_at_some_calls(crashes):
+    world = crashes("sweep")
+    for seed, end in enumerate(("kill in the middle", "power cut with names", "EROFS")):
+        world.at(*few(world.calls, 1, seed), end)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["scaffold on disk", "fedvarp on device", "datasharing on host"])
+def test_a_run_at_every_call(crashes, world):
+    """At every write, sync, rename and removal from the first to the last, in every way; and at a hundred moments."""
+    world = crashes(world)
+    for end in (*KILLS, *CUTS, *ERRORS):
+        for number in range(1, len(world.calls) + 1):
+            world.at(number, end)
+    rng = random.Random(0)
+    for _ in range(100):
+        world.at(rng.random(), "kill at random")
+    assert len(world.points) >= 200
+
+
+@pytest.mark.slow
+def test_a_sweep_at_every_fourth_call(crashes):
+    world = crashes("sweep")
+    for offset, end in enumerate((*KILLS, *CUTS, *ERRORS[:2])):
+        for number in range(1 + offset % 4, len(world.calls) + 1, 4):
+            world.at(number, end)
+    rng = random.Random(0)
+    for _ in range(30):
+        world.at(rng.random(), "kill at random")
+    assert len(world.points) >= 200

@@ -1,0 +1,118 @@
+"""Small valid files of every format, from which fuzzing starts: ``python tests/fuzz/seeds.py`` writes the corpus."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def _picture(kind: str = "PNG", mode: str = "RGB", side: int = 4) -> bytes:
+    out = io.BytesIO()
+    Image.frombytes("RGB", (side, side), bytes(range(48))[: 3 * side * side]).convert(mode).save(out, kind)
+    return out.getvalue()
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return out.getvalue()
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def _npz() -> bytes:
+    out = io.BytesIO()
+    x, y = np.zeros((2, 2), np.float32), np.array([0, 1])
+    np.savez(out, x_train=x, y_train=y, x_test=x, y_test=y)
+    return out.getvalue()
+
+
+def _npy() -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.zeros(3, np.uint8))
+    return out.getvalue()
+
+
+def _tiny() -> bytes:
+    picture = _picture("JPEG")
+    files = {"t/wnids.txt": b"a\nb\n", "t/val/val_annotations.txt": b"v.JPEG\ta\t0\n", "t/val/images/v.JPEG": picture}
+    return _zip(files | {f"t/train/{c}/images/{c}.JPEG": picture for c in "ab"})
+
+
+def _line(number: int) -> str:
+    values = {"round": number, "test_accuracy": 0.5, "test_loss": 1.0, "train_loss": None, "seconds": 0.1}
+    return json.dumps(values | {"participants": [1, 2], "dropped": [], "rejected": []}) + "\n"
+
+
+def seeds() -> dict[str, list[bytes]]:
+    """Return valid files by target."""
+    batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1]}
+    note = {"format": 1, "arrays": {f: {"shape": [3], "dtype": "uint8", "md5": ""} for f in ("x_train", "y_train")}}
+    about = {"format": 3, "round": 1, "record_bytes": 0, "file": "x", "sha256": "", "diverged": None, "meter": {}}
+    row = {"part": "table2", "alpha": 0.2, "name": "a", "label": "A", "seeds": [0], "config": {}, "runs": {"0": 0}}
+    run = {"status": "finished", "rounds": 1, "seconds": 0.1, "engine": "loop", "device": "cpu", "correct": [3]}
+    study = {"data": "digits", "scale": "small", "short": "", "origin": {}, "shared": {"rounds": 1}}
+    chosen = {"validation": {"lr": 0.1, "hyper": {"lam": 1.0}}}
+    state = {"w": torch.zeros(3), "server.c": torch.zeros(3)}
+    for kind in ("slots", "clients"):
+        state[f"{kind}/ids"] = torch.tensor([1, 3]) if kind == "clients" else torch.zeros(0, dtype=torch.int64)
+    pictures = {f"{part}/{name}/0.png": _picture() for part in ("train", "test") for name in ("cat", "dog")}
+    return {
+        "idx_file": [b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + bytes(8), b"\0\0\x08\x01\0\0\0\x02ab"],
+        "cifar_pickle": [pickle.dumps(batch, protocol=2), pickle.dumps({"labels": [1], "data": batch[b"data"]})],
+        "cifar_binary": [bytes(3074)],
+        "cifar_labels": [b"[1, 2, 3]"],
+        "image": [_picture(), _picture("JPEG"), _picture(mode="P"), _picture(mode="L")],
+        "image_zip": [_zip(pictures)],
+        "tiny_imagenet_zip": [_tiny()],
+        "archive": [_zip({"a/b": b"c"}), _tar({"a/b": b"c", "x" * 120: b"d"})],
+        "npz_file": [_npz()],
+        "cached": [json.dumps(note).encode() + b"\0" + _npy()],
+        "config_toml": [
+            b'method = "feddpc"\nrounds = 5\nlr = 0.1\n[hyper]\nlam = 1.0\n[model_options]\nhidden = [8]\n'
+        ],
+        "set_flag": [b"lam=0.5", b"hidden=[8, 16]"],
+        "rounds_jsonl": [(_line(1) + _line(2)).encode(), (_line(1) + '{"rou').encode()],
+        "run_json": [b'{"status": "finished", "rounds": 1, "reason": null, "costs": {}}'],
+        "compare_json": [b'{"methods": ["fedavg"], "seeds": [0], "wishes": {"values": {"lr": 0.1}, "hyper": {}}}'],
+        "model_file": [save({"a.weight": torch.zeros(2, 2), "a.bias": torch.zeros(2)})],
+        "checkpoint_state": [save(state | {"clients.c": torch.zeros(2, 3)}), save({"w": torch.zeros(2)})],
+        "checkpoint_note": [json.dumps(about).encode()],
+        "sweep_toml": [b'methods = ["fedavg"]\nseeds = [0]\ngrid = ["lr=0.1, 0.3"]\nset = []\n[config]\nrounds = 3\n'],
+        "claim": [b'{"host": "x", "pid": 1, "began": 5, "token": "t"}'],
+        "reproduce_records": [json.dumps({**study, "rows": [row], "runs": [run]}).encode()],
+        "tuned_settings": [json.dumps({"source": "x", "settings": {"0.2": {"FedDPC": chosen}}}).encode()],
+    }
+
+
+def main() -> None:
+    for name, files in seeds().items():
+        (CORPUS / name).mkdir(parents=True, exist_ok=True)
+        for number, content in enumerate(files):
+            (CORPUS / name / f"seed-{number}").write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What a client that knows the last global update can do to FedDPC, and what is left of it with a largest factor."""
+
+import math
+
+import pytest
+import torch
+
+from feddpc import methods
+from feddpc.errors import BadInputError
+from feddpc.methods.feddpc import FedDPC
+from feddpc.robust import attacks
+
+F64 = torch.float64
+ONE = torch.ones(1, dtype=F64)
+
+
+def setting(d=1000, m=10):
+    gen = torch.Generator().manual_seed(0)
+    return torch.randn(m, d, generator=gen, dtype=F64), torch.randn(d, generator=gen, dtype=F64)
+
+
+def contribution(rule, D, g):
+    """v of one update, and the notes."""
+    return rule.direction(D[None], g, ONE)
+
+
+@pytest.mark.parametrize("tilt", [1e-1, 1e-3, 1e-5])
+def test_without_a_largest_factor_a_hidden_part_becomes_a_full_step(tilt):
+    """The update looks like the last one to 1 - tilt^2 / 2, and moves the model by its full length elsewhere."""
+    x, g = setting()
+    D = attacks.parallel(g, tilt)(x)[0]
+    v, notes = contribution(FedDPC(max_scale=0.0), D, g)
+    assert float(notes["mean_scale"]) == pytest.approx(1 + 1 / tilt, rel=1e-6)
+    assert float(v.norm()) == pytest.approx(float(D.norm()) * (1 + tilt), rel=1e-6)
+    wanted = -x.mean(0)
+    wanted = wanted - (wanted @ g) / (g @ g) * g
+    assert float(v @ wanted / (v.norm() * wanted.norm())) > 1 - 1e-9
+    assert 1 - float(D @ g / (D.norm() * g.norm())) < 0.6 * tilt**2
+
+
+@pytest.mark.parametrize("tilt", [1e-2, 1e-3, 1e-5])
+def test_with_it_the_hidden_part_counts_for_at_most_ten_times_what_it_is(tilt):
+    x, g = setting()
+    D = attacks.parallel(g, tilt)(x)[0]
+    v, notes = contribution(FedDPC(), D, g)
+    assert float(v.norm()) == pytest.approx(10 * tilt * float(D.norm()), rel=1e-6)
+    assert float(notes["capped"]) == 1
+
+
+def test_the_length_was_never_unbounded():
+    """2(f) 3: however it is sent, nobody contributes more than (1 + lambda) times the length of what it sent."""
+    x, g = setting()
+    for tilt in (1.0, 0.5, 1 / 9, 1e-2, 2e-6, 1e-7):
+        D = attacks.parallel(g, tilt)(x)[0]
+        for rule in (FedDPC(), FedDPC(max_scale=0.0)):
+            assert float(contribution(rule, D, g)[0].norm()) <= 2 * float(D.norm()) * (1 + 1e-9)
+
+
+def test_who_tilts_enough_to_stay_below_the_largest_factor_is_plain_to_see():
+    """At 1/9 an attacker has its full length back, but then a ninth of its update is not along g: 6.4 degrees."""
+    x, g = setting()
+    D = attacks.parallel(g, 1 / 9)(x)[0]
+    v, _ = contribution(FedDPC(), D, g)
+    assert float(v.norm()) == pytest.approx(float(D.norm()) * (1 + 1 / 9), rel=1e-6)
+    assert math.degrees(math.acos(float(D @ g / (D.norm() * g.norm())))) == pytest.approx(6.38, abs=0.01)
+
+
+@pytest.mark.parametrize("form", ["matrix", "streaming"])
+@pytest.mark.parametrize("guard", ["zero", "exclude", "soft", "keep"])
+def test_all_forms_and_guards_have_the_largest_factor(form, guard):
+    x, g = setting(m=3)
+    x[0] = attacks.parallel(g, 1e-3)(x)[0]
+    rule = FedDPC(form=form, guard=guard)
+    rows = rule.rows({"delta": g}, {"delta": x}, None)["delta"]
+    assert float(rows[0].norm()) == pytest.approx(1e-2 * float(x[0].norm()), rel=1e-3)
+
+
+def test_honest_angles_are_untouched():
+    """Beyond 6.4 degrees from g the numbers are those of Algorithm 1, bit for bit."""
+    x, g = setting()
+    one, other = (FedDPC(max_scale=cap).direction(x, g, torch.full((10,), 0.1, dtype=F64))[0] for cap in (10.0, 0.0))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("value", [2.0, -1.0, 1.0])
+def test_a_largest_factor_below_that_of_an_orthogonal_update_is_refused(value):
+    with pytest.raises(BadInputError, match="above lam"):
+        methods.create("feddpc", max_scale=value)
