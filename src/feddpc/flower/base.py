@@ -23,6 +23,7 @@ from torch import Tensor
 from feddpc.engine.federation import Progress
 from feddpc.engine.memory import Memory
 from feddpc.engine.rounds import Record
+from feddpc.engine.serving import Served
 from feddpc.flower.screening import Bounds, Refusal, alike, only_metrics, sift
 from feddpc.flower.wire import Layout
 from feddpc.methods.base import Method, State
@@ -217,6 +218,7 @@ class MethodStrategy(FedAvg):
             dropped=sorted(dropped),
             rejected=sorted({r.client for r in refused if r.client is not None} - set(kept.tolist())),
             notes={**more.get("notes", {}), "refused": float(len(refused))},
+            faults=more.get("faults", {}),
         )
         self.records.append(record)
         if not len(kept):
@@ -229,6 +231,12 @@ class MethodStrategy(FedAvg):
                     file.writelines(json.dumps(dataclasses.asdict(r)) + "\n" for r in refused)
             checkpoint.save(self._run.checkpoint, self.now, self._run.record_bytes, self._run.record_sha256)
         return record
+
+    def chosen(self, t: int, ids: Ints, served: Served | None, nodes: dict[int, int]) -> tuple[Ints, list[Refusal]]:
+        """Return whose updates the server took, and the others as refusals; ``nodes`` are the clients'."""
+        good = np.zeros(len(ids), bool) if served is None else served.good.numpy()
+        reason = "its update is much longer than usual, or the robust rule did not choose it"
+        return ids[good], [Refusal(t, nodes[client], client, reason) for client in ids[~good].tolist()]
 
     def accept(self, t: int, kept: Ints, nodes: dict[int, int]) -> None:
         """Remember whose replies counted in round ``t``; a client learns it the next time it is asked."""

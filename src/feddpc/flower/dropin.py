@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -18,13 +19,14 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 
 from feddpc import methods
-from feddpc.engine.serving import settle
+from feddpc.engine.serving import serve, settle
 from feddpc.errors import BadInputError
-from feddpc.flower.base import NEVER, MethodStrategy
+from feddpc.flower.base import NEVER, Ints, MethodStrategy
 from feddpc.flower.screening import Bounds, alike, only_metrics, sift
-from feddpc.flower.wire import Layout, RefusedError
+from feddpc.flower.wire import Layout, RefusedError, only_arrays
 from feddpc.methods.base import DATA_HOOKS, Cohort, Local, Method, State, overrides
 from feddpc.options import positive, whole
+from feddpc.run import wary
 from feddpc.run.config import Config
 
 #: What the client half of a method consists of, but for ``broadcast`` and ``finish``.
@@ -68,6 +70,8 @@ class PlainStrategy(MethodStrategy):
         weighting: ``uniform``, as in the papers, or ``samples``, by the count that replies carry, as in Flower.
         population: how many clients there are; for methods that remember every client.
         min_replies, max_norm, max_examples, folder: see ``docs/flower.md``.
+        rule, rule_options: a robust rule in the place of the mean, see ``docs/attacks.md``.
+        screen: ``{"norm": 5}`` turns away updates longer than five median norms of late.
         hyper: the method's hyper-parameters.
     """
 
@@ -93,6 +97,9 @@ class PlainStrategy(MethodStrategy):
         max_norm: float | None = None,
         max_examples: int = 10**9,
         folder: str | Path | None = None,
+        rule: str = "mean",
+        rule_options: Mapping[str, Any] | None = None,
+        screen: Mapping[str, Any] | None = None,
         **hyper: Any,
     ) -> None:
         given = locals()
@@ -104,6 +111,8 @@ class PlainStrategy(MethodStrategy):
         super().__init__(method, bounds=bounds, min_replies=min_replies, folder=folder, flower=flower)
         self.server_lr, self.weighting = positive("server_lr", server_lr), weighting
         self._population = None if population is None else whole("population", population, 1)
+        self._wary = wary.complete(Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {})))
+        self.defence = wary.defence_of(self._wary)
         self._clients: dict[int, int] = {}
         self._check()
 
@@ -136,9 +145,9 @@ class PlainStrategy(MethodStrategy):
         known = {"method": self.method.name, "hyper": self.method.hyper(), "weighting": self.weighting}
         rates = {"lr": 1.0, "server_lr": self.server_lr}  # updates are taken as they come
         clients = {"clients": self._population or 1, "cohort": 1}
-        return Config.read(
-            {**known, **rates, **clients, "rounds": rounds, "engine": "flower", "data": "flower", "model": "flower"}
-        )
+        guards = {key: getattr(self._wary, key) for key in ("rule", "rule_options", "screen")}
+        names = dict.fromkeys(("engine", "data", "model"), "flower")
+        return Config.read({**known, **rates, **clients, **guards, **names, "rounds": rounds})
 
     @functools.cached_property
     def _buffer(self) -> Tensor:
@@ -182,16 +191,23 @@ class PlainStrategy(MethodStrategy):
         if len(good) < self.min_replies:
             self.keep(t, ids[:0], silent, refused)
             return None, None
-        lazy = getattr(self.method, "form", None) == "streaming"
+        lazy = getattr(self.method, "form", None) == "streaming" and self.defence is None
         updates = Updates(
             self.now.w, self.layout, [reply.arrays for reply in good.values()], self._buffer if lazy else None
         )
-        counts = np.array([reply.examples for reply in good.values()], dtype=np.float64)
-        cohort = self._gathered(t, ids, counts)
+        counts = {client: reply.examples for client, reply in good.items()}
+        again = partial(self._gathered, t, counts)
         up: State = {"delta": updates if lazy else torch.stack(list(updates))}  # type: ignore[dict-item]
-        notes = settle(self.now, ids, self.method.aggregate(self.now.w, self.now.server, up, cohort))
-        self.accept(t, ids, {client: node for node, client in nodes.items()})
-        contents = [reply.content for reply in good.values()]
+        named = {client: node for node, client in nodes.items()}
+        served = serve(self.method, self.now, up, again(ids), again, self.defence, least=self.min_replies)
+        ids, turned_away = self.chosen(t, ids, served, named)
+        refused += turned_away
+        if served is None:
+            self.keep(t, ids, silent, refused)
+            return None, None
+        notes = settle(self.now, ids, served.step)
+        self.accept(t, ids, named)
+        contents = [good[client].content for client in ids.tolist()]
         metrics = self.train_metrics_aggr_fn(alike(contents), self.weighted_by_key)
         record = self.keep(t, ids, silent, refused, notes=notes)
         metrics.update({"replies": len(ids), **record.notes})
@@ -207,14 +223,13 @@ class PlainStrategy(MethodStrategy):
     def _read(self, client: int, content: RecordDict) -> Reply:
         if self._population is not None and client >= self._population:
             raise RefusedError(f"there are {self._population} clients already: begin again with a larger population")
-        if len(content.array_records) != 1:
-            raise RefusedError(f"it has {len(content.array_records)} array records, not one")
-        arrays = next(iter(content.array_records.values()))
+        arrays = only_arrays(content)
         self.bounds.check("the update", self.layout.update(self.now.w, arrays, self._buffer))
         examples = self.bounds.examples(only_metrics(content).get(self.weighted_by_key))
         return Reply(content, arrays, examples)
 
-    def _gathered(self, t: int, ids: np.ndarray, counts: np.ndarray) -> Cohort:
+    def _gathered(self, t: int, examples: Mapping[int, int], ids: Ints) -> Cohort:
+        counts = np.array([examples[client] for client in ids.tolist()], dtype=np.float64)
         weights = counts / counts.sum() if self.weighting == "samples" else np.full(len(ids), 1 / len(ids))
         return Cohort(
             round=t,

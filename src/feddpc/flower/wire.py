@@ -170,3 +170,10 @@ def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
     """Return an array record of a message; an absent one is empty."""
     found = content.get(key)
     return found if isinstance(found, ArrayRecord) else ArrayRecord()
+
+
+def only_arrays(content: RecordDict) -> ArrayRecord:
+    """Return the one array record of a message, as Flower's strategies want it, or refuse the message."""
+    if len(content.array_records) != 1:
+        raise RefusedError(f"it has {len(content.array_records)} array records, not one")
+    return next(iter(content.array_records.values()))
