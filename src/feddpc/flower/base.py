@@ -24,8 +24,8 @@ from feddpc.engine.federation import Progress
 from feddpc.engine.memory import Memory
 from feddpc.engine.rounds import Record
 from feddpc.engine.serving import Served
-from feddpc.flower.screening import Bounds, Refusal, alike, only_metrics, sift
-from feddpc.flower.wire import Layout
+from feddpc.flower.screening import Bounds, Refusal, alike, sift
+from feddpc.flower.wire import Layout, only_record
 from feddpc.methods.base import Method, State
 from feddpc.options import whole
 from feddpc.run import checkpoint
@@ -137,7 +137,7 @@ class MethodStrategy(FedAvg):
         nodes = {m.metadata.dst_node_id: i for i, m in enumerate(self._sent)}
 
         def read(_: int, content: RecordDict) -> RecordDict:
-            self.bounds.examples(only_metrics(content).get(self.weighted_by_key))
+            self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
             return content
 
         good, refused = sift(replies, self._sent, nodes, t, read)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -19,47 +19,19 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 
 from feddpc import methods
-from feddpc.engine.serving import serve, settle
+from feddpc.engine.serving import Served, serve, settle
 from feddpc.errors import BadInputError
 from feddpc.flower.base import NEVER, Ints, MethodStrategy
-from feddpc.flower.screening import Bounds, alike, only_metrics, sift
-from feddpc.flower.wire import Layout, RefusedError, only_arrays
-from feddpc.methods.base import DATA_HOOKS, Cohort, Local, Method, State, overrides
+from feddpc.flower.plain import cohort_of, knows_clients, sends_plain_updates, streams
+from feddpc.flower.screening import Bounds, alike, sift
+from feddpc.flower.wire import Layout, RefusedError, only_record
+from feddpc.methods.base import Cohort, Method, State
+from feddpc.methods.feddpc import Stream
 from feddpc.options import positive, whole
 from feddpc.run import wary
 from feddpc.run.config import Config
 
-#: What the client half of a method consists of, but for ``broadcast`` and ``finish``.
-CLIENT_HOOKS = ("start", "objective", "correct", "step", "init_client", "probes", "surveys", "asked", "trains")
 MANY = 1 << 31  #: a population nobody counts
-
-
-def sends_plain_updates(method: Method) -> bool:
-    """Say whether clients of ``method`` run plain local SGD and send nothing but their update.
-
-    >>> [sends_plain_updates(methods.create(name)) for name in ("feddpc", "fedprox", "mifa")]
-    [True, False, True]
-    >>> sends_plain_updates(methods.create("feddpc", form="client"))
-    False
-    """
-    if any(overrides(method, hook) for hook in (*CLIENT_HOOKS, *DATA_HOOKS)):
-        return False
-    w, y = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
-    # These two may do something of their own for some hyper-parameters only: let them say.
-    if overrides(method, "broadcast") and method.broadcast(w, method.init_server(w, 2), {}, _cohort(2)):
-        return False
-    up, own = method.finish(y, Local(w, {}, {}, 0.1, torch.tensor(1.0)))
-    return not own and up.keys() == {"delta"} and torch.equal(up["delta"], w - y)
-
-
-def knows_clients(method: Method) -> bool:
-    """Say whether the server of ``method`` remembers something of every client, so that it must know how many."""
-    w = torch.zeros(2)
-    try:
-        few, many = ({k: v.shape for k, v in method.init_server(w, n).items()} for n in (10_000, 10_001))
-    except BadInputError:  # it asks for one particular number of clients
-        return True
-    return few != many or bool(method.init_slot(w))
 
 
 class PlainStrategy(MethodStrategy):
@@ -104,7 +76,7 @@ class PlainStrategy(MethodStrategy):
     ) -> None:
         given = locals()
         flower = {name: given[name] for name in inspect.signature(FedAvg).parameters}
-        if "form" in get_type_hints(self.made_from) and _streams(self.made_from):
+        if "form" in get_type_hints(self.made_from) and streams(self.made_from):
             hyper.setdefault("form", "streaming")
         method = methods.create(self.made_from.name, **hyper)
         bounds = Bounds(max_norm, max_examples)
@@ -133,7 +105,7 @@ class PlainStrategy(MethodStrategy):
                 f"{method.name} with weighting='samples' needs the sizes of clients that never came: use 'uniform'"
             )
         w, n = torch.ones(2), self._population or 2
-        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, _cohort(1, n, method, w))
+        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, cohort_of(1, n, method, w))
         if not bool(step.update.isfinite().all()):
             raise BadInputError(
                 f"{method.name} with {method.hyper()} needs every client's number of local steps, which a client app "
@@ -185,21 +157,27 @@ class PlainStrategy(MethodStrategy):
         sampled = [message.metadata.dst_node_id for message in self._sent]
         self._name(sampled)
         nodes = {node: self._clients[node] for node in sampled}
-        good, refused = sift(replies, self._sent, nodes, t, self._read)
+        one_by_one = getattr(self.method, "form", None) == "streaming" and self.defence is None
+        # Flower hands over a list. A grid that brings replies one by one lets the server forget each of them at once.
+        arriving = one_by_one and not isinstance(replies, list)
+        stream = Stream(self.method, self.now.server["delta"]) if arriving else None  # type: ignore[arg-type]
+        good, refused = sift(replies, self._sent, nodes, t, partial(self._read, stream))
         ids = np.array(list(good), dtype=np.int64)
         silent = set(nodes.values()) - set(good) - {r.client for r in refused}
         if len(good) < self.min_replies:
             self.keep(t, ids[:0], silent, refused)
             return None, None
-        lazy = getattr(self.method, "form", None) == "streaming" and self.defence is None
-        updates = Updates(
-            self.now.w, self.layout, [reply.arrays for reply in good.values()], self._buffer if lazy else None
-        )
-        counts = {client: reply.examples for client, reply in good.items()}
-        again = partial(self._gathered, t, counts)
-        up: State = {"delta": updates if lazy else torch.stack(list(updates))}  # type: ignore[dict-item]
+        again = partial(self._gathered, t, {client: reply.examples for client, reply in good.items()})
+        if stream is not None:
+            served: Served | None = Served(
+                torch.ones(len(ids), dtype=torch.bool), again(ids), stream.step(self.server_lr)
+            )
+        else:
+            arrays = [reply.arrays for reply in good.values()]
+            updates = Updates(self.now.w, self.layout, arrays, self._buffer if one_by_one else None)
+            up: State = {"delta": updates if one_by_one else torch.stack(list(updates))}  # type: ignore[dict-item]
+            served = serve(self.method, self.now, up, again(ids), again, self.defence, least=self.min_replies)
         named = {client: node for node, client in nodes.items()}
-        served = serve(self.method, self.now, up, again(ids), again, self.defence, least=self.min_replies)
         ids, turned_away = self.chosen(t, ids, served, named)
         refused += turned_away
         if served is None:
@@ -220,13 +198,18 @@ class PlainStrategy(MethodStrategy):
         self._clients |= dict(zip(new, ids.tolist(), strict=True))
         self.accept(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
 
-    def _read(self, client: int, content: RecordDict) -> Reply:
+    def _read(self, stream: Stream | None, client: int, content: RecordDict) -> Reply:
+        """Check a reply; with a stream, its update goes there and the arrays are forgotten."""
         if self._population is not None and client >= self._population:
             raise RefusedError(f"there are {self._population} clients already: begin again with a larger population")
-        arrays = only_arrays(content)
+        arrays = only_record(content, ArrayRecord)
         self.bounds.check("the update", self.layout.update(self.now.w, arrays, self._buffer))
-        examples = self.bounds.examples(only_metrics(content).get(self.weighted_by_key))
-        return Reply(content, arrays, examples)
+        examples = self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
+        if stream is None:
+            return Reply(content, arrays, examples)
+        stream.add(self._buffer, float(examples) if self.weighting == "samples" else 1.0)
+        light = RecordDict({key: record for key, record in content.items() if isinstance(record, MetricRecord)})
+        return Reply(light, ArrayRecord(), examples)
 
     def _gathered(self, t: int, examples: Mapping[int, int], ids: Ints) -> Cohort:
         counts = np.array([examples[client] for client in ids.tolist()], dtype=np.float64)
@@ -284,22 +267,3 @@ def _made(cls: type[Method]) -> type[PlainStrategy]:
     about = {"made_from": cls, "__doc__": doc, "__module__": "feddpc.flower"}
     made = type(cls.__name__, (PlainStrategy,), about | {"__signature__": inspect.Signature([*own, *hyper])})
     return made
-
-
-def _streams(cls: type[Method]) -> bool:
-    return "streaming" in get_args(get_type_hints(cls)["form"])
-
-
-def _cohort(m: int, population: int = 2, method: Method | None = None, w: Tensor | None = None) -> Cohort:
-    """Return a cohort to try a method on."""
-    rest = {} if method is None or w is None else method.init_slot(w)
-    return Cohort(
-        round=1,
-        clients=torch.arange(m),
-        population=population,
-        weights=torch.full((m,), 1 / m, dtype=torch.float64),
-        steps=torch.full((m,), torch.nan, dtype=torch.float64),
-        client_lr=1.0,
-        server_lr=1.0,
-        slots={k: v.expand(m, *v.shape).clone() for k, v in rest.items()},
-    )

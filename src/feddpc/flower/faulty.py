@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
 from feddpc.errors import BadInputError
-from feddpc.flower.wire import Layout, RefusedError, arrays_of, only_arrays, pack, unpack
+from feddpc.flower.wire import Layout, RefusedError, arrays_of, only_record, pack, unpack
 from feddpc.methods.base import State
 from feddpc.robust import faults
 from feddpc.robust.faults import Faults
@@ -106,8 +106,8 @@ class FaultyGrid(Grid):
         training = [m for m in messages if m.metadata.message_type.startswith(MessageType.TRAIN)]
         if not training:
             return self.grid.send_and_receive(messages, timeout=timeout)
-        layout = Layout(only_arrays(training[0].content))
-        w = self._see(layout.vector(only_arrays(training[0].content)))
+        layout = Layout(only_record(training[0].content, ArrayRecord))
+        w = self._see(layout.vector(only_record(training[0].content, ArrayRecord)))
         t = len(self.who) + 1
         self._number([m.metadata.dst_node_id for m in training])
         late = self._late(t, [m.metadata.dst_node_id for m in training])
@@ -115,10 +115,11 @@ class FaultyGrid(Grid):
         replies = list(self.grid.send_and_receive(on_time, timeout=timeout))
 
         def opened(content: RecordDict) -> State:
-            return {"delta": layout.update(w, only_arrays(content))}
+            return {"delta": layout.update(w, only_record(content, ArrayRecord))}
 
         def closed(content: RecordDict, state: State) -> None:
-            content[next(iter(content.array_records))] = layout.record(w - state["delta"])
+            key = next(key for key, record in content.items() if isinstance(record, ArrayRecord))
+            content[key] = layout.record(w - state["delta"])
 
         changed = tamper(self.injected, t, replies, self._clients, self._memory, opened, closed)
         self._memory = changed.memory

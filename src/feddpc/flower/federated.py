@@ -31,8 +31,8 @@ from feddpc.flower.faulty import replace_uploads, tamper, uploads
 from feddpc.flower.holdings import Holdings
 from feddpc.flower.orders import Orders
 from feddpc.flower.queries import Desk
-from feddpc.flower.screening import only_metrics, sift
-from feddpc.flower.wire import ORDERS, RefusedError, arrays_of, expect, pack, tensor
+from feddpc.flower.screening import sift
+from feddpc.flower.wire import ORDERS, RefusedError, arrays_of, expect, only_record, pack, tensor
 from feddpc.methods.base import Method, State, overrides
 from feddpc.methods.world import World
 from feddpc.run import checkpoint, private
@@ -264,7 +264,7 @@ class FederatedStrategy(MethodStrategy):
     def _read(self, t: int, client: int, content: RecordDict) -> Upload:
         if self.desk.about(content, t).get("client") != client:
             raise RefusedError(f"it says it is another client than {client}")
-        metrics = only_metrics(content)
+        metrics = only_record(content, MetricRecord)
         examples = self.bounds.examples(metrics.get("num-examples"))
         if examples != self.roll.sizes[client]:
             raise RefusedError(f"it counts {examples} examples, but {self.roll.sizes[client]} when it enrolled")
