@@ -1,4 +1,4 @@
-"""Small valid files of every format, from which fuzzing starts: ``python tests/fuzz/seeds.py`` writes the corpus."""
+"""Small valid files and messages, from which fuzzing starts: ``python tests/fuzz/seeds.py`` writes the corpus."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -14,6 +15,9 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fuzz import heard
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -91,7 +95,8 @@ def seeds() -> dict[str, list[bytes]]:
         "npz_file": [_npz()],
         "cached": [json.dumps(note).encode() + b"\0" + _npy()],
         "config_toml": [
-            b'method = "feddpc"\nrounds = 5\nlr = 0.1\n[hyper]\nlam = 1.0\n[model_options]\nhidden = [8]\n'
+            b'method = "feddpc"\nrounds = 5\nlr = 0.1\n[hyper]\nlam = 1.0\n[model_options]\nhidden = [8]\n',
+            b'rule = "krum"\n[rule_options]\nmost = 2\n[faults]\nsign_flip = 0.2\noften = 0.5\n[screen]\ntimes = 3.0\n',
         ],
         "set_flag": [b"lam=0.5", b"hidden=[8, 16]"],
         "rounds_jsonl": [(_line(1) + _line(2)).encode(), (_line(1) + '{"rou').encode()],
@@ -104,7 +109,9 @@ def seeds() -> dict[str, list[bytes]]:
         "claim": [b'{"host": "x", "pid": 1, "began": 5, "token": "t"}'],
         "reproduce_records": [json.dumps({**study, "rows": [row], "runs": [run]}).encode()],
         "tuned_settings": [json.dumps({"source": "x", "settings": {"0.2": {"FedDPC": chosen}}}).encode()],
-    }
+        "client_memory": [save({"1.c": torch.zeros(7)}), save({"1.c": torch.zeros(7), "2.c": torch.ones(7)})],
+        "refusals": [b'{"round": 1, "node": 1000, "client": 0, "reason": "r"}\n{"round": 2}\n{"rou'],
+    } | heard.seeds()
 
 
 def main() -> None:

@@ -39,7 +39,11 @@ def pack(state: Mapping[str, Tensor]) -> ArrayRecord:
 
 def unpack(record: ArrayRecord, device: torch.device | str = "cpu") -> State:
     """Return a record's tensors, in memory of torch's own (at other addresses, sums may run in another order)."""
-    return {key: torch.from_numpy(np.array(peek(array, key))).to(device, copy=True) for key, array in record.items()}
+    found = {key: peek(array, key) for key, array in record.items()}
+    try:
+        return {key: torch.from_numpy(np.array(values)).to(device, copy=True) for key, values in found.items()}
+    except TypeError as error:
+        raise RefusedError(f"an array is not made of numbers: {error}") from None
 
 
 def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> NDArray[Any]:
@@ -58,14 +62,15 @@ def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: s
     start += int.from_bytes(array.data[8:start], "little")
     try:
         found, fortran, kind = _header(array.data[: min(start, HEADER)])
-    except (ValueError, EOFError, SyntaxError, TypeError) as error:
+    except Exception as error:  # NumPy reads headers as Python text, with parsers that fail in many ways
         raise RefusedError(f"{name} is no array: {error}") from None
     if dtype is not None and str(kind) != dtype:
         raise RefusedError(f"{name} is {kind}, not {dtype}")
     if shape is not None and found != shape:
         raise RefusedError(f"{name} has shape {found}, not {shape}")
     count = int(np.prod(found, dtype=object))
-    if kind.hasobject or len(array.data) - start != count * kind.itemsize:
+    exact = len(array.data) - start == count * kind.itemsize
+    if not exact or kind.hasobject or not kind.itemsize or min(found, default=0) < 0:
         raise RefusedError(f"{name} has {len(array.data) - start} bytes, which is not {found} of {kind}")
     values = np.frombuffer(array.data, kind, count, start)
     return values.reshape(found, order="F" if fortran else "C")
