@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import re
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
-import atheris
 from explore import ROOT, explore, targets
 
 REPORTS = Path(os.environ.get("FEDDPC_REPORTS", ROOT / "reports"))
@@ -22,7 +21,7 @@ REPORTS = Path(os.environ.get("FEDDPC_REPORTS", ROOT / "reports"))
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of fuzzing one reader: how long, how many inputs, how many places of the code they reached."""
+    """What came of fuzzing one reader: how long, how many inputs, how many branches they reached."""
 
     reader: str
     seconds: float
@@ -31,28 +30,47 @@ class Outcome:
     finding: str
 
 
-def explored(name: str, place: Path, limits: dict[str, int]) -> Outcome:
-    """Fuzz one reader in a process of its own, forked from this one since imports take longer than short work."""
-    began, log = time.monotonic(), place / f"{name}.log"
-    child = multiprocessing.get_context("fork").Process(target=_alone, args=(name, place, log, limits))
-    child.start()
-    child.join()
-    said = log.read_text(errors="replace")
+def explored(names: list[str], workers: int, place: Path, limits: dict[str, int]) -> list[Outcome]:
+    """Fuzz readers, each in a process forked from this one, since imports take longer than short work."""
+    running: dict[int, tuple[str, float]] = {}
+    outcomes = []
+    for name in [*names, *[None] * workers]:
+        if running and (name is None or len(running) == workers):
+            pid, status = os.wait()
+            reader, began = running.pop(pid)
+            outcomes.append(outcome(reader, place, began, os.waitstatus_to_exitcode(status)))
+        if name is None:
+            continue
+        running[(pid := os.fork())] = name, time.monotonic()
+        if pid == 0:
+            _alone(name, place, limits)
+    return sorted(outcomes, key=lambda outcome: outcome.reader)
+
+
+def outcome(name: str, place: Path, began: float, code: int) -> Outcome:
+    """Return what came of a reader, from what its process said."""
+    said = _log(place, name).read_text(errors="replace")
     counted, covered = re.search(r"number_of_executed_units: (\d+)", said), re.findall(r"cov: (\d+)", said)
     return Outcome(
         name,
         round(time.monotonic() - began, 1),
         int(counted[1]) if counted else 0,
         int(covered[-1]) if covered else 0,
-        "" if child.exitcode == 0 else said[-6000:] or f"it ended with {child.exitcode}",
+        "" if code == 0 else said[-6000:] or f"it ended with {code}",
     )
 
 
-def _alone(name: str, place: Path, log: Path, limits: dict[str, int]) -> None:
-    with log.open("wb") as file:
+def _alone(name: str, place: Path, limits: dict[str, int]) -> NoReturn:
+    """Fuzz one reader, and end as a program does: libFuzzer writes down a finding at its end."""
+    with _log(place, name).open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     explore(name, place=place, **limits)
+    sys.exit()
+
+
+def _log(place: Path, name: str) -> Path:
+    return place / f"{name}.log"
 
 
 def main() -> None:
@@ -67,8 +85,8 @@ def main() -> None:
     wanted = asked.only.split(",") if asked.only else sorted(targets.TARGETS)
     limits = {"runs": asked.runs} if asked.runs else {"seconds": share(asked.minutes * asked.workers, len(wanted))}
     asked.place.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(asked.workers) as pool, targets.one_version():
-        outcomes = list(pool.map(lambda name: explored(name, asked.place, limits | {"seed": asked.seed}), wanted))
+    with targets.one_version():
+        outcomes = explored(wanted, asked.workers, asked.place, limits | {"seed": asked.seed})
     REPORTS.mkdir(exist_ok=True)
     (REPORTS / "fuzz.json").write_text(json.dumps(report(outcomes, asked.seed), indent=1) + "\n")
     for outcome in outcomes:
@@ -92,7 +110,7 @@ def report(outcomes: list[Outcome], seed: int) -> dict[str, object]:
         "findings": sum(bool(outcome.finding) for outcome in outcomes),
         "seed": seed,
         "python": platform.python_version(),
-        "atheris": atheris.__version__ if hasattr(atheris, "__version__") else "",
+        "atheris": version("atheris"),
         "readers": [asdict(outcome) for outcome in outcomes],
     }
 

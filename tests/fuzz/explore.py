@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import io
 import sys
+import tempfile
 from pathlib import Path
 
 import atheris
@@ -26,8 +27,11 @@ from fuzz.guard import Guard, limit_memory  # noqa: E402
 
 
 def explore(name: str, *, runs: int = -1, seconds: int = 0, seed: int = 1, place: Path = ROOT / ".fuzz") -> None:
-    """Fuzz a reader for so many ``runs`` or ``seconds``; ends this process, with 0 if nothing was found."""
-    found = place / name
+    """Fuzz a reader for so many ``runs`` or ``seconds``; ends this process, with 0 if nothing was found.
+
+    With ``runs`` it starts from the corpus alone, so that the same seed leads to the same inputs.
+    """
+    found = place / name if runs < 0 else Path(tempfile.mkdtemp(dir=targets.FOLDER))
     found.mkdir(parents=True, exist_ok=True)
     corpus, read = Path(__file__).parent / "corpus" / name, targets.TARGETS[name]
     targets.blind()

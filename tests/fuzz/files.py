@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 
 from feddpc import methods
-from feddpc.data import cache, cifar, idx, images, npz, tiny_imagenet
+from feddpc.data import cache as data_cache
+from feddpc.data import cifar, idx, images, npz, tiny_imagenet
 from feddpc.data.specs import SPECS
 from feddpc.data.tree import open_tree
 from feddpc.engine.federation import Progress
@@ -22,6 +25,7 @@ from feddpc.sweep import plan
 from feddpc.sweep.claims import Claims
 from fuzz.place import FOLDER, file, target
 
+STATE = "round-0000001.safetensors"
 TINY = replace(SPECS["tiny-imagenet"], classes=2)
 
 
@@ -81,7 +85,7 @@ def cached(content: bytes) -> None:
     file("dataset.json", note, place)
     for field in ("x_train", "y_train", "x_test", "y_test"):
         file(f"{field}.npy", array, place)
-    cache.read(SPECS["cifar10"], FOLDER)
+    data_cache.read(SPECS["cifar10"], FOLDER)
 
 
 @target
@@ -116,7 +120,7 @@ def run_json(content: bytes) -> None:
     """The notes beside the records."""
     folder = _run_folder()
     line = b'{"round": 1, "test_accuracy": 0.5, "test_loss": 1.0, "train_loss": 1.0, "seconds": 0.1}\n'
-    file("rounds.jsonl", line * 1, folder)
+    file("rounds.jsonl", line, folder)
     for name in ("summary", "environment", "privacy", "holdings"):
         file(f"{name}.json", content, folder)
     try:
@@ -137,12 +141,19 @@ def model_file(content: bytes) -> None:
     checkpoint.load_model(file("model.safetensors", content))
 
 
+@cache
+def state() -> bytes:
+    """Return the state of a run of SCAFFOLD with four clients, of which two took part."""
+    vectors = {"w": torch.zeros(3), "server.c": torch.zeros(3), "clients.c": torch.zeros(2, 3)}
+    return save(vectors | {"slots/ids": torch.zeros(0, dtype=torch.int64), "clients/ids": torch.tensor([1, 3])})
+
+
 @target
 def checkpoint_state(content: bytes) -> None:
     """A checkpoint whose checksums fit, whatever it holds: up to the run that would go on from it."""
-    folder, name = FOLDER / "checkpoint", "round-0000001.safetensors"
-    file(name, content, folder)
-    note = {"format": 2, "round": 1, "record_bytes": 0, "file": name, "sha256": hashlib.sha256(content).hexdigest()}
+    folder = FOLDER / "checkpoint"
+    file(STATE, content, folder)
+    note = {"format": 2, "round": 1, "record_bytes": 0, "file": STATE, "sha256": hashlib.sha256(content).hexdigest()}
     file("checkpoint.json", json.dumps(note | {"diverged": None, "meter": {}}).encode(), folder)
     saved = checkpoint.load(folder)
     assert saved is not None
@@ -151,6 +162,8 @@ def checkpoint_state(content: bytes) -> None:
 
 @target
 def checkpoint_note(content: bytes) -> None:
+    """The note that names a checkpoint, beside a file that it may name."""
+    file(STATE, state(), FOLDER / "note")
     checkpoint.load(file("checkpoint.json", content, FOLDER / "note").parent)
 
 

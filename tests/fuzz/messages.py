@@ -34,6 +34,7 @@ from feddpc.flower.holdings import Reserve
 from feddpc.flower.memory import Memory
 from feddpc.flower.secure import client as secure_client
 from feddpc.flower.secure import replies as secure_replies
+from feddpc.flower.secure.encoding import SECURE
 from feddpc.flower.wire import REFUSED, REPLY, pack
 from feddpc.methods import create
 from feddpc.models.base import BodyAndHead
@@ -168,7 +169,9 @@ def flower_plain_reply(content: bytes) -> None:
 
 def _greeted(made: FederatedStrategy, grid: Foreign) -> None:
     made.roll.nodes.clear()
+    made.desk.orders, orders = made._orders(0), made.desk.orders  # how many samples there are is not known yet
     made.desk.greet(grid, [1000, 1001], {1000, 1001})
+    made.desk.orders = orders
 
 
 def _handed(made: FederatedStrategy, grid: Foreign) -> None:
@@ -214,9 +217,9 @@ def client() -> ClientApp:
     return flower.client_app(model=Small, data=samples)
 
 
-def context() -> Context:
+def context(clients: int = 2) -> Context:
     """Return what a node knows that was never asked."""
-    return Context(1, 1000, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
+    return Context(1, 1000, {"partition-id": 0, "num-partitions": clients}, RecordDict(), {})
 
 
 @target
@@ -237,26 +240,26 @@ def secure_reply(content: bytes) -> None:
     """A reply in one of the four stages of secure aggregation."""
     if not content or (found := arrived(content[1:])) is None:
         return
-    asked = {Key.STAGE: STAGES[content[0] % len(STAGES)], Key.ACTIVE_NODE_ID_LIST: [1, 2], Key.DEAD_NODE_ID_LIST: [3]}
-    secure_replies.check(ConfigRecord(asked), found, [1, 6, 1])
+    asked = {Key.STAGE: STAGES[content[0] % len(STAGES)]}
+    asked |= {Key.ACTIVE_NODE_ID_LIST: [1000, 1001], Key.DEAD_NODE_ID_LIST: [1002]}
+    secure_replies.check(ConfigRecord(asked), found, [1, 7, 1, 1])
 
 
 @cache
 def sealed() -> Callable[[Message, Context], Message]:
-    """Return the training of a client under secure aggregation, without the masks, which are Flower's."""
+    """Return the training of a client under secure aggregation."""
     return secure_client.sealed(client())
 
 
 @target
 def secure_order(content: bytes) -> None:
-    """A message of a server to ``feddpc.flower.secure_client_app``, at its two readers."""
+    """A message of a server to ``feddpc.flower.secure_client_app``, at its two readers; between them are the masks."""
     if (found := arrived(content)) is None:
         return
     train = sealed()
     message = Message(found, 1000, MessageType.TRAIN, group_id="1")
-    with contextlib.suppress(FeddpcError):
-        secure_client.wary(3)(message, context(), lambda message, _: message)
-    train(message, context())
+    then = train if SECURE in found else lambda message, _: message
+    secure_client.wary(3)(message, context(clients=3), then)
 
 
 @target

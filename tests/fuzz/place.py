@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import shutil
 import tempfile
 import zipfile
@@ -14,6 +16,14 @@ Target = Callable[[bytes], object]
 TARGETS: dict[str, Target] = {}
 #: Everything is written here; memory, where the system has a place for that.
 FOLDER = Path(tempfile.mkdtemp(prefix="feddpc-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+_OWNER = os.getpid()
+
+
+@atexit.register
+def clear() -> None:
+    """Remove what was written, when the process that made the folder ends."""
+    if os.getpid() == _OWNER:
+        shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 def target(function: Target) -> Target:
@@ -33,8 +43,3 @@ def file(name: str, content: bytes, folder: Path = FOLDER) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     return folder / name
-
-
-def clear() -> None:
-    """Remove what was written."""
-    shutil.rmtree(FOLDER, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
@@ -17,7 +18,9 @@ from PIL import Image
 from safetensors.torch import save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fuzz import heard
+from feddpc.data.dataset import FIELDS
+from feddpc.run import checkpoint
+from fuzz import files, heard
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -73,15 +76,18 @@ def _line(number: int) -> str:
 def seeds() -> dict[str, list[bytes]]:
     """Return valid files by target."""
     batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1]}
-    note = {"format": 1, "arrays": {f: {"shape": [3], "dtype": "uint8", "md5": ""} for f in ("x_train", "y_train")}}
-    about = {"format": 3, "round": 1, "record_bytes": 0, "file": "x", "sha256": "", "diverged": None, "meter": {}}
+    note = {
+        "format": 1,
+        "arrays": {f: {"shape": [3], "dtype": "uint8", "md5": ""} for f in FIELDS},
+        "class_names": ["a"],
+    }
+    about = {"format": 2, "round": 1, "record_bytes": 0, "file": files.STATE, "diverged": None, "meter": {"d": 3}}
+    about["sha256"] = hashlib.sha256(files.state()).hexdigest()
+    summed = about | {"format": 3}
     row = {"part": "table2", "alpha": 0.2, "name": "a", "label": "A", "seeds": [0], "config": {}, "runs": {"0": 0}}
     run = {"status": "finished", "rounds": 1, "seconds": 0.1, "engine": "loop", "device": "cpu", "correct": [3]}
     study = {"data": "digits", "scale": "small", "short": "", "origin": {}, "shared": {"rounds": 1}}
     chosen = {"validation": {"lr": 0.1, "hyper": {"lam": 1.0}}}
-    state = {"w": torch.zeros(3), "server.c": torch.zeros(3)}
-    for kind in ("slots", "clients"):
-        state[f"{kind}/ids"] = torch.tensor([1, 3]) if kind == "clients" else torch.zeros(0, dtype=torch.int64)
     pictures = {f"{part}/{name}/0.png": _picture() for part in ("train", "test") for name in ("cat", "dog")}
     return {
         "idx_file": [b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + bytes(8), b"\0\0\x08\x01\0\0\0\x02ab"],
@@ -103,8 +109,11 @@ def seeds() -> dict[str, list[bytes]]:
         "run_json": [b'{"status": "finished", "rounds": 1, "reason": null, "costs": {}}'],
         "compare_json": [b'{"methods": ["fedavg"], "seeds": [0], "wishes": {"values": {"lr": 0.1}, "hyper": {}}}'],
         "model_file": [save({"a.weight": torch.zeros(2, 2), "a.bias": torch.zeros(2)})],
-        "checkpoint_state": [save(state | {"clients.c": torch.zeros(2, 3)}), save({"w": torch.zeros(2)})],
-        "checkpoint_note": [json.dumps(about).encode()],
+        "checkpoint_state": [files.state()],
+        "checkpoint_note": [
+            json.dumps(about).encode(),
+            json.dumps(summed | {"note_sha256": checkpoint._note_digest(summed)}).encode(),
+        ],
         "sweep_toml": [b'methods = ["fedavg"]\nseeds = [0]\ngrid = ["lr=0.1, 0.3"]\nset = []\n[config]\nrounds = 3\n'],
         "claim": [b'{"host": "x", "pid": 1, "began": 5, "token": "t"}'],
         "reproduce_records": [json.dumps({**study, "rows": [row], "runs": [run]}).encode()],
@@ -115,9 +124,9 @@ def seeds() -> dict[str, list[bytes]]:
 
 
 def main() -> None:
-    for name, files in seeds().items():
+    for name, contents in seeds().items():
         (CORPUS / name).mkdir(parents=True, exist_ok=True)
-        for number, content in enumerate(files):
+        for number, content in enumerate(contents):
             (CORPUS / name / f"seed-{number}").write_bytes(content)
 
 

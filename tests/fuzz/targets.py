@@ -6,6 +6,6 @@ not looked at, so that a changed byte reaches what lies behind them.
 
 from fuzz import files, messages
 from fuzz.messages import one_version
-from fuzz.place import FOLDER, TARGETS, Target, blind, clear
+from fuzz.place import FOLDER, TARGETS, Target, blind
 
-__all__ = ["FOLDER", "TARGETS", "Target", "blind", "clear", "files", "messages", "one_version"]
+__all__ = ["FOLDER", "TARGETS", "Target", "blind", "files", "messages", "one_version"]
