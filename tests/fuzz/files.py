@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import replace
@@ -17,6 +18,8 @@ from feddpc.data import cifar, idx, images, npz, tiny_imagenet
 from feddpc.data.specs import SPECS
 from feddpc.data.tree import open_tree
 from feddpc.engine.federation import Progress
+from feddpc.errors import FeddpcError
+from feddpc.federate import keys
 from feddpc.report import tables
 from feddpc.reproduce import records, tuned
 from feddpc.run import checkpoint, compare, record
@@ -188,3 +191,13 @@ def reproduce_records(content: bytes) -> None:
 @target
 def tuned_settings(content: bytes) -> None:
     tuned.Tuned.read(file("tuned.json", content))
+
+
+@target
+def pem(content: bytes) -> None:
+    """A certificate or private key of a federation; it is read as both."""
+    path = file("node.pem", content)
+    with contextlib.suppress(FeddpcError):
+        return keys.read_key(path)
+    found = keys.read_certificate(path)
+    keys.names_of(found), keys.out_of_date(found), keys._public(found)

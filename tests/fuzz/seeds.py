@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import io
 import json
@@ -14,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from PIL import Image
 from safetensors.torch import save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from feddpc.data.dataset import FIELDS
+from feddpc.federate import certificates
 from feddpc.run import checkpoint
 from fuzz import files, heard
 
@@ -66,6 +69,14 @@ def _tiny() -> bytes:
     picture = _picture("JPEG")
     files = {"t/wnids.txt": b"a\nb\n", "t/val/val_annotations.txt": b"v.JPEG\ta\t0\n", "t/val/images/v.JPEG": picture}
     return _zip(files | {f"t/train/{c}/images/{c}.JPEG": picture for c in "ab"})
+
+
+def _pem() -> list[bytes]:
+    key = certificates.new_key()
+    signer = certificates.authority(key)
+    made = certificates.server(key, ["localhost", "127.0.0.1"], dt.timedelta(days=9), signer, key)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return [made.public_bytes(Encoding.PEM), signer.public_bytes(Encoding.PEM), private]
 
 
 def _line(number: int) -> str:
@@ -119,6 +130,7 @@ def seeds() -> dict[str, list[bytes]]:
         "reproduce_records": [json.dumps({**study, "rows": [row], "runs": [run]}).encode()],
         "tuned_settings": [json.dumps({"source": "x", "settings": {"0.2": {"FedDPC": chosen}}}).encode()],
         "client_memory": [save({"1.c": torch.zeros(7)}), save({"1.c": torch.zeros(7), "2.c": torch.ones(7)})],
+        "pem": _pem(),
         "refusals": [b'{"round": 1, "node": 1000, "client": 0, "reason": "r"}\n{"round": 2}\n{"rou'],
     } | heard.seeds()
 

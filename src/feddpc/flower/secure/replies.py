@@ -77,7 +77,7 @@ def check(asked: ConfigRecord, content: RecordDict, sizes: list[int]) -> None:
 def _keys(keys: list[bytes]) -> None:
     for key in keys:
         try:
-            found = bytes_to_public_key(key)
+            found: object = bytes_to_public_key(key)  # of any kind, whatever it says
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise RefusedError(f"{Stage.SETUP}: a public key cannot be read: {error}") from None
         # All others would fail to agree on a key with this one, and drop out.
