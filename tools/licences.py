@@ -39,8 +39,8 @@ HEAD = """\
 # Licences of what this project depends on
 
 Every version in `constraints.txt`, extras and tools for development included, with the licence that its metadata state.
-The project itself is under Apache-2.0 and contains none of them. Written by `make licences`; a test checks that the list
-is complete and that nothing is in it but permissive licences and weak copyleft.
+The project itself is under Apache-2.0 and contains none of them. Written by `make licences`; a test checks that the
+list is complete and that nothing is in it but permissive licences and weak copyleft.
 
 | package | version | licence |
 |---|---|---|

@@ -1,6 +1,7 @@
 """Write ``requirements-ci.txt``: every pinned version with the hashes of all its files, from the package index.
 
-``python tools/lock.py`` asks the index at ``PIP_INDEX_URL``, PyPI by default, whose pages give every file's sha256. All files of a release are listed, so that the list holds for every platform and version of Python.
+``python tools/lock.py`` asks the index at ``PIP_INDEX_URL``, PyPI by default, whose pages give every file's sha256.
+All files of a release are listed, so that the list holds for every platform and version of Python.
 """
 
 from __future__ import annotations

@@ -272,6 +272,6 @@ def client_memory(content: bytes) -> None:
 @target
 def refusals(content: bytes) -> None:
     """The list of refused replies of a run that is continued."""
-    made = strategy("fedavg")
+    made, _, _ = began("fedavg")
     made.folder = file(REFUSALS, content, FOLDER / "refused").parent
     made._forget_refusals_after(1)
