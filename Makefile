@@ -43,7 +43,7 @@ bench: $(VENV)/installed  ## measure this machine against a plain eager loop
 	@$(BIN)/feddpc bench --against eager
 
 MINUTES ?= 1
-fuzz: $(VENV)/installed-dev  ## fuzz every reader: MINUTES=60 in all, or RUNS=300 inputs each, which is repeatable
+fuzz: $(VENV)/installed-dev  ## fuzz every reader: MINUTES=60 in all, or RUNS=2000 inputs each, which is repeatable
 	@PYTHONHASHSEED=0 $(BIN)/python tests/fuzz/everything.py $(if $(RUNS),--runs $(RUNS),--minutes $(MINUTES))
 
 audit: $(VENV)/installed-dev  ## look up pinned versions in a database of vulnerabilities on this machine
