@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo federation test processes slow lint format types contract check bench clean
+.PHONY: help demo federation test processes slow lint format types contract check bench fuzz audit hashed lock licences clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -54,6 +54,23 @@ check: test processes lint types contract  ## everything CI checks
 
 bench: $(VENV)/installed  ## measure this machine against a plain eager loop
 	@$(BIN)/feddpc bench --against eager
+
+MINUTES ?= 1
+fuzz: $(VENV)/installed-dev  ## fuzz every reader: MINUTES=60 in all, or RUNS=2000 inputs each, which is repeatable
+	@PYTHONHASHSEED=0 $(BIN)/python tests/fuzz/everything.py $(if $(RUNS),--runs $(RUNS),--minutes $(MINUTES))
+
+audit: $(VENV)/installed-dev  ## look up pinned versions in a database of vulnerabilities on this machine
+	@$(BIN)/python tools/audit.py
+
+hashed:  ## set up the environment with every file checked against requirements-ci.txt; for CI, before the others
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --requirement requirements-ci.txt
+
+lock: $(VENV)/installed-dev  ## write requirements-ci.txt anew after constraints.txt has changed
+	@$(BIN)/python tools/lock.py
+
+licences: $(VENV)/installed-dev  ## write docs/licences.md anew after constraints.txt has changed
+	@$(BIN)/python tools/licences.py
 
 clean:  ## remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

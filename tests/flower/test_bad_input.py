@@ -1,17 +1,20 @@
 """Another model, method or version, a node without data, no Flower: said clearly, and where it can be, survived."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord
 from torch import nn
 
 from feddpc import flower, methods
 from feddpc.errors import BadInputError
 from feddpc.flower.versions import check_flwr
+from feddpc.flower.wire import pack
 from federations import NODES, Unreliable, halves, train, vector
 
 WRONG = 3
@@ -70,6 +73,57 @@ def test_a_method_that_a_node_does_not_know_is_refused_and_no_file_is_loaded(tmp
     strategy.desk.orders = dataclasses.replace(strategy.desk.orders, method=f"{path}:Own")
     with pytest.raises(BadInputError, match="knows no method"):
         train(strategy, Unreliable(flower.client_app(**client)))
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        ({"epochs": 10**9}, "epochs = 1000000000"),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"samples": 10**12}, "samples = 1000000000000"),
+        ({"samples": -1}, "samples = -1"),
+        ({"batch_size": "many"}, "batch_size"),
+        ({"lr": float("nan")}, "lr = nan"),
+        ({"seed": 1.5}, "seed"),
+        ({"precision": "float8"}, "precision"),
+        ({"hyper": "{"}, "hyper-parameters"),
+        ({"hyper": "[1]"}, "not names with values"),
+    ],
+)
+def test_orders_that_make_no_sense_are_refused(order, reason):
+    """A server cannot keep a node busy for ever, let it use all its memory, or trip it up."""
+    server, client = halves()
+    strategy = flower.strategy("feddpc", **server)
+    strategy.desk.orders = dataclasses.replace(strategy.desk.orders, **order)
+    with pytest.raises(BadInputError, match=re.escape(reason)):
+        train(strategy, Unreliable(flower.client_app(**client)))
+
+
+def test_a_message_that_does_not_fit_is_answered_and_not_worked_on():
+    """A model of another size, a broadcast of another shape, fields that are missing: the node says what is wrong."""
+    server, client = halves(cohort=NODES)
+
+    class Sends(Unreliable):
+        def deliver(self, message):
+            if message.metadata.message_type == "train" and message.metadata.dst_node_id < 1003:
+                content = message.content
+                changes = {
+                    1000: ("arrays", pack({"w": torch.zeros(2, dtype=torch.float64)})),
+                    1001: ("round", ConfigRecord({"round": 1})),
+                }
+                changes[1002] = "down", pack({"c": torch.zeros(3, 5)})
+                key, record = changes[message.metadata.dst_node_id]
+                content[key] = record
+            return super().deliver(message)
+
+    strategy = flower.strategy("scaffold", **server)
+    train(strategy, Sends(flower.client_app(**client)), 1)
+    said = {refusal.client: refusal.reason for refusal in strategy.refusals}
+    assert said.keys() == {0, 1, 2}
+    assert "w has shape (2,)" in said[0]
+    assert "lr = None" in said[1]
+    assert "cannot do what it is asked for: RuntimeError" in said[2]
+    assert strategy.records[0].participants == [3, 4, 5, 6, 7]
 
 
 def test_a_node_without_a_partition_id_is_told_what_to_do():

@@ -111,6 +111,8 @@ CHANGES = {
     "no arrays": (_no_record, "lacks|array records"),
     "bytes cut off": (_raw(data=b"\x93NUMPY"), "no array"),
     "no bytes": (_raw(data=b""), "no array"),
+    "a header whose brackets are open": (_raw(data=b"\x93NUMPY\x01\x00\x08\x00{'descr'("), "no array"),
+    "a header that is no table": (_raw(data=b"\x93NUMPY\x01\x00\x04\x00\x00\x00\x00\x00"), "no array"),
     "another way of writing": (_raw(stype="pickle"), "pickle"),
     "a pickle": (_pickled, "object"),
     "a header that promises a terabyte": (_enormous, "shape|bytes"),

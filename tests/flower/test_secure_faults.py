@@ -1,10 +1,13 @@
 """Whatever goes wrong under secure aggregation costs a vote or a round, never the model."""
 
+import base64
 import re
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, x25519
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.secure_aggregation.ndarrays_arithmetic import parameters_mod
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
@@ -148,6 +151,18 @@ def without(key):
     return Stage.COLLECT_MASKED_VECTORS, tamper
 
 
+def public(key, encoding="PEM"):
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_key().public_bytes(getattr(serialization.Encoding, encoding), form)
+
+
+def unknown_curve(_):
+    """A point on P-384, whose curve has a number that no curve has."""
+    der = public(ec.generate_private_key(ec.SECP384R1()), "DER")
+    text = base64.encodebytes(der.replace(bytes.fromhex("2b81040022"), bytes.fromhex("2b8104007f")))
+    return b"-----BEGIN PUBLIC KEY-----\n" + text + b"-----END PUBLIC KEY-----\n"
+
+
 NONSENSE = {
     "short": masked(lambda a: a[:1]),
     "another shape": masked(lambda a: a[None]),
@@ -160,6 +175,11 @@ NONSENSE = {
     "no protocol": without(RECORD_KEY_CONFIGS),
     "no older record": without("fitres.num_examples"),
     "no key": changed(Stage.SETUP, PUBLIC_KEY_1=lambda key: b"rubbish"),
+    "a key on another curve": changed(
+        Stage.SETUP, PUBLIC_KEY_1=lambda key: public(ec.generate_private_key(ec.SECP256R1()))
+    ),
+    "a key of another kind": changed(Stage.SETUP, PUBLIC_KEY_2=lambda key: public(x25519.X25519PrivateKey.generate())),
+    "a key on no known curve": changed(Stage.SETUP, PUBLIC_KEY_1=unknown_curve),
     "a key less": changed(Stage.SETUP, PUBLIC_KEY_2=lambda key: 5),
     "shares for nobody": changed(Stage.SHARE_KEYS, DESTINATION_LIST=lambda nodes: nodes[:1]),
 }

@@ -1,19 +1,29 @@
-"""Small valid files of every format, from which fuzzing starts: ``python tests/fuzz/seeds.py`` writes the corpus."""
+"""Small valid files and messages, from which fuzzing starts: ``python tests/fuzz/seeds.py`` writes the corpus."""
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
 import io
 import json
 import pickle
 import struct
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from PIL import Image
 from safetensors.torch import save
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from feddpc.data.dataset import FIELDS
+from feddpc.federate import certificates
+from feddpc.run import checkpoint
+from fuzz import files, heard
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -61,6 +71,14 @@ def _tiny() -> bytes:
     return _zip(files | {f"t/train/{c}/images/{c}.JPEG": picture for c in "ab"})
 
 
+def _pem() -> list[bytes]:
+    key = certificates.new_key()
+    signer = certificates.authority(key)
+    made = certificates.server(key, ["localhost", "127.0.0.1"], dt.timedelta(days=9), signer, key)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return [made.public_bytes(Encoding.PEM), signer.public_bytes(Encoding.PEM), private]
+
+
 def _line(number: int) -> str:
     values = {"round": number, "test_accuracy": 0.5, "test_loss": 1.0, "train_loss": None, "seconds": 0.1}
     return json.dumps(values | {"participants": [1, 2], "dropped": [], "rejected": []}) + "\n"
@@ -69,15 +87,18 @@ def _line(number: int) -> str:
 def seeds() -> dict[str, list[bytes]]:
     """Return valid files by target."""
     batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1]}
-    note = {"format": 1, "arrays": {f: {"shape": [3], "dtype": "uint8", "md5": ""} for f in ("x_train", "y_train")}}
-    about = {"format": 3, "round": 1, "record_bytes": 0, "file": "x", "sha256": "", "diverged": None, "meter": {}}
+    note = {
+        "format": 1,
+        "arrays": {f: {"shape": [3], "dtype": "uint8", "md5": ""} for f in FIELDS},
+        "class_names": ["a"],
+    }
+    about = {"format": 2, "round": 1, "record_bytes": 0, "file": files.STATE, "diverged": None, "meter": {"d": 3}}
+    about["sha256"] = hashlib.sha256(files.state()).hexdigest()
+    summed = about | {"format": 3}
     row = {"part": "table2", "alpha": 0.2, "name": "a", "label": "A", "seeds": [0], "config": {}, "runs": {"0": 0}}
     run = {"status": "finished", "rounds": 1, "seconds": 0.1, "engine": "loop", "device": "cpu", "correct": [3]}
     study = {"data": "digits", "scale": "small", "short": "", "origin": {}, "shared": {"rounds": 1}}
     chosen = {"validation": {"lr": 0.1, "hyper": {"lam": 1.0}}}
-    state = {"w": torch.zeros(3), "server.c": torch.zeros(3)}
-    for kind in ("slots", "clients"):
-        state[f"{kind}/ids"] = torch.tensor([1, 3]) if kind == "clients" else torch.zeros(0, dtype=torch.int64)
     pictures = {f"{part}/{name}/0.png": _picture() for part in ("train", "test") for name in ("cat", "dog")}
     return {
         "idx_file": [b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + bytes(8), b"\0\0\x08\x01\0\0\0\x02ab"],
@@ -91,26 +112,33 @@ def seeds() -> dict[str, list[bytes]]:
         "npz_file": [_npz()],
         "cached": [json.dumps(note).encode() + b"\0" + _npy()],
         "config_toml": [
-            b'method = "feddpc"\nrounds = 5\nlr = 0.1\n[hyper]\nlam = 1.0\n[model_options]\nhidden = [8]\n'
+            b'method = "feddpc"\nrounds = 5\nlr = 0.1\n[hyper]\nlam = 1.0\n[model_options]\nhidden = [8]\n',
+            b'rule = "krum"\n[rule_options]\nmost = 2\n[faults]\nsign_flip = 0.2\noften = 0.5\n[screen]\ntimes = 3.0\n',
         ],
         "set_flag": [b"lam=0.5", b"hidden=[8, 16]"],
         "rounds_jsonl": [(_line(1) + _line(2)).encode(), (_line(1) + '{"rou').encode()],
         "run_json": [b'{"status": "finished", "rounds": 1, "reason": null, "costs": {}}'],
         "compare_json": [b'{"methods": ["fedavg"], "seeds": [0], "wishes": {"values": {"lr": 0.1}, "hyper": {}}}'],
         "model_file": [save({"a.weight": torch.zeros(2, 2), "a.bias": torch.zeros(2)})],
-        "checkpoint_state": [save(state | {"clients.c": torch.zeros(2, 3)}), save({"w": torch.zeros(2)})],
-        "checkpoint_note": [json.dumps(about).encode()],
+        "checkpoint_state": [files.state()],
+        "checkpoint_note": [
+            json.dumps(about).encode(),
+            json.dumps(summed | {"note_sha256": checkpoint._note_digest(summed)}).encode(),
+        ],
         "sweep_toml": [b'methods = ["fedavg"]\nseeds = [0]\ngrid = ["lr=0.1, 0.3"]\nset = []\n[config]\nrounds = 3\n'],
         "claim": [b'{"host": "x", "pid": 1, "began": 5, "token": "t"}'],
         "reproduce_records": [json.dumps({**study, "rows": [row], "runs": [run]}).encode()],
         "tuned_settings": [json.dumps({"source": "x", "settings": {"0.2": {"FedDPC": chosen}}}).encode()],
-    }
+        "client_memory": [save({"1.c": torch.zeros(7)}), save({"1.c": torch.zeros(7), "2.c": torch.ones(7)})],
+        "pem": _pem(),
+        "refusals": [b'{"round": 1, "node": 1000, "client": 0, "reason": "r"}\n{"round": 2}\n{"rou'],
+    } | heard.seeds()
 
 
 def main() -> None:
-    for name, files in seeds().items():
+    for name, contents in seeds().items():
         (CORPUS / name).mkdir(parents=True, exist_ok=True)
-        for number, content in enumerate(files):
+        for number, content in enumerate(contents):
             (CORPUS / name / f"seed-{number}").write_bytes(content)
 
 

@@ -75,19 +75,19 @@ def read(spec: Spec, cache: Path) -> Dataset:
     place = folder(spec.name, cache)
     about = _about(spec, place)
     arrays = {field: _map(spec, place / f"{field}.npy", about["arrays"][field]) for field in FIELDS}
-    names = about.get("class_names")
-    data = Dataset(
-        name=spec.name,
-        x_train=arrays["x_train"],
-        y_train=arrays["y_train"].astype(np.int64),
-        x_test=arrays["x_test"],
-        y_test=arrays["y_test"].astype(np.int64),
-        classes=spec.classes,
-        class_names=tuple(names) if names else None,
-    )
     try:
+        names = about.get("class_names")
+        data = Dataset(
+            name=spec.name,
+            x_train=arrays["x_train"],
+            y_train=arrays["y_train"].astype(np.int64),
+            x_test=arrays["x_test"],
+            y_test=arrays["y_test"].astype(np.int64),
+            classes=spec.classes,
+            class_names=tuple(names) if names else None,
+        )
         return spec.verify(data, checksums=False)
-    except DataError as error:
+    except Exception as error:  # whatever was done to the files
         raise _damaged(spec, place, str(error)) from error
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from feddpc.data.dataset import FIELDS, Dataset
 from feddpc.data.limits import check_growth, damage_as_error
+from feddpc.data.npy import read_header
 from feddpc.errors import DataError
 
 
@@ -16,7 +17,10 @@ def decode(path: Path) -> Dataset:
     """Read ``path``; object arrays are refused, because loading one runs code from the file."""
     with damage_as_error(f"{path} is not a readable .npz file of plain arrays"):
         with zipfile.ZipFile(path) as archive:
-            check_growth(path, path.stat().st_size, sum(member.file_size for member in archive.infolist()))
+            members = archive.infolist()
+            check_growth(path, path.stat().st_size, sum(member.file_size for member in members))
+            for member in members:
+                _check_promise(archive, member)
         # Opened here, because np.load leaks its own handle when the file is damaged.
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             missing = [field for field in FIELDS if field not in file]
@@ -25,3 +29,11 @@ def decode(path: Path) -> Dataset:
                 raise DataError(f"{path} lacks {', '.join(missing)} (it holds {held}): save all of {', '.join(FIELDS)}")
             arrays = {field: file[field] for field in FIELDS}
         return Dataset.from_arrays(**arrays, name=path.stem)
+
+
+def _check_promise(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Refuse an array whose header promises another size than it has: memory is taken for what it promises."""
+    with archive.open(member) as opened:
+        header = read_header(opened)
+        if not header.dtype.hasobject and not header.fills(member.file_size - opened.tell()):
+            raise DataError(f"{member.filename} is {member.file_size} bytes long, which is not {header.shape}")

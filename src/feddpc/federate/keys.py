@@ -129,25 +129,33 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 
 def read_certificate(path: Path) -> x509.Certificate:
     """Read a certificate."""
-    from cryptography import x509
-
     with explained(path):
         text = path.read_bytes()
+    return certificate_of(text, str(path))
+
+
+def certificate_of(text: bytes, where: str) -> x509.Certificate:
+    """Return the certificate that is written in ``text``; ``where`` it is from goes into messages."""
+    from cryptography import x509
+
     try:
-        return x509.load_pem_x509_certificate(text)
-    except ValueError:
-        raise BadInputError(f"{path} is no certificate in PEM form") from None
+        found = x509.load_pem_x509_certificate(text)
+        names_of(found), out_of_date(found), found.public_key()  # parts are decoded when somebody looks at them
+    except Exception:  # each part has its own errors
+        raise BadInputError(f"{where} is no certificate in PEM form") from None
+    return found
 
 
 def read_key(path: Path) -> Any:
     """Read a private key."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     with explained(path):
         text = path.read_bytes()
     try:
         return load_pem_private_key(text, None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise BadInputError(f"{path} is no private key in PEM form without a password") from None
 
 

@@ -98,9 +98,7 @@ _EXPIRED, _NOT_YET, _WRONG_NAME, _WRONG_ADDRESS = 10, 9, 62, 64
 def _untrusted(address: str, ca: Path, error: ssl.SSLCertVerificationError) -> str:
     host, port = split(address)
     if error.verify_code in (_EXPIRED, _NOT_YET, _WRONG_NAME, _WRONG_ADDRESS):
-        from cryptography import x509
-
-        shown = x509.load_pem_x509_certificate(ssl.get_server_certificate((host, port), timeout=10.0).encode())
+        shown = keys.certificate_of(ssl.get_server_certificate((host, port), timeout=10.0).encode(), address)
         if why := keys.out_of_date(shown):
             return f"the certificate of {address} {why}: make a new one there with `feddpc federate keys`"
         if error.verify_code in (_WRONG_NAME, _WRONG_ADDRESS):

@@ -248,10 +248,8 @@ class MethodStrategy(FedAvg):
         assert self.folder is not None
         path = self.folder / REFUSALS
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            replace_text(
-                path, "".join(text for text in lines if text.endswith("\n") and json.loads(text)["round"] <= t)
-            )
+            lines = path.read_bytes().splitlines(keepends=True)
+            replace_text(path, "".join(text.decode() for text in lines if _round_of(text) <= t))
 
     def _finish(self, rounds: int) -> None:
         if self._run is None:
@@ -262,6 +260,15 @@ class MethodStrategy(FedAvg):
 
     def _named(self, w: Tensor) -> State:
         return {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}
+
+
+def _round_of(line: bytes) -> float:
+    """Return the round that a line of refusals belongs to; never, if it is torn or damaged."""
+    try:
+        found = json.loads(line)["round"] if line.endswith(b"\n") else None
+    except (ValueError, TypeError, LookupError, RecursionError):
+        found = None
+    return found if type(found) is int else float("inf")
 
 
 def _signed(node: int) -> int:

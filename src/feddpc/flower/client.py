@@ -6,6 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from torch import nn
 
 from feddpc._version import __version__
@@ -24,7 +26,7 @@ from feddpc.flower import preparing
 from feddpc.flower.memory import Memory
 from feddpc.flower.node import Node, build
 from feddpc.flower.orders import Orders
-from feddpc.flower.wire import REFUSED, REPLY, RefusedError, arrays_of, pack, unpack
+from feddpc.flower.wire import REFUSED, REPLY, RefusedError, arrays_of, expect, pack, tensor, unpack
 from feddpc.methods.base import Method, State
 
 #: ``data(client, clients)`` returns the samples and labels of one client, and its test samples and labels if any.
@@ -32,6 +34,8 @@ Data = Callable[[int, int], tuple[Any, ...]]
 Model = nn.Module | Callable[[], nn.Module]
 #: How many nodes' data and networks a process keeps between messages; a simulation runs many nodes in one.
 KEPT = 16
+#: What numbers of another shape, kind or size than expected lead to, in the hooks of a method or in torch.
+DOES_NOT_FIT = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 GIVEN, STAMP, PROBED = "feddpc.given", "feddpc.stamp", "feddpc.probed"
 
 
@@ -83,6 +87,9 @@ def _answering(
             about.update({"experiment": orders.tag, "method": orders.method, "client": node.client})
         except FeddpcError as error:
             about[REFUSED] = str(error)
+        except DOES_NOT_FIT as error:
+            log(WARNING, "this node cannot do what message %s asks for", message.metadata.message_type, exc_info=True)
+            about[REFUSED] = f"this node cannot do what it is asked for: {type(error).__name__}: {str(error)[:500]}"
         return Message(RecordDict({REPLY: about, **records}), reply_to=message)
 
     return answer
@@ -125,7 +132,7 @@ class _Crew:
 
     def learn(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer a question that comes before round 1."""
-        question = str(_values(content, "question")["name"])
+        question = str(_values(content, "question").get("name"))
         made = preparing.preparation(node.method).answer(
             node.method, question, node.client, node.world, unpack(arrays_of(content, "asked"))
         )
@@ -139,7 +146,7 @@ class _Crew:
 
     def survey(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer the probe once, before round 1, and remember what comes of it."""
-        w = unpack(arrays_of(content, "arrays"), self.device)["w"]
+        w = self._weights(node, content)
         answers = Loop().probe(node.method, node.task, w, node.planner.sweep(node.ids))
         _finite(node, answers)
         self._memory(node, content, context).hold(0, {k: v[0] for k, v in node.method.surveyed(answers).items()})
@@ -147,7 +154,7 @@ class _Crew:
 
     def probe(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer the probe, and keep the answer for this round."""
-        w = unpack(arrays_of(content, "arrays"), self.device)["w"]
+        w = self._weights(node, content)
         answers = Loop().probe(node.method, node.task, w, node.planner.sweep(node.ids))
         _finite(node, answers)
         context.state[PROBED] = pack({k: v[0] for k, v in answers.items()})
@@ -156,15 +163,15 @@ class _Crew:
     def train(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Train, send what the method sends, and hold what it will remember."""
         told = _values(content, "round")
-        t, lr, accepted = (told[name] for name in ("round", "lr", "accepted"))
+        t, lr, accepted = (told.get(name) for name in ("round", "lr", "accepted"))
         if not (isinstance(t, int) and isinstance(lr, float) and isinstance(accepted, int)):
             raise RefusedError(f"the message has round = {t!r}, lr = {lr!r} and accepted = {accepted!r}")
-        w = unpack(arrays_of(content, "arrays"), self.device)["w"]
+        w = self._weights(node, content)
         down = unpack(arrays_of(content, "down"), self.device)
         memory = self._memory(node, content, context)
         own = memory.recall(node.method, w, accepted)
-        probed = self._probed(node, w, bool(told["asked"]), context)
-        plan = node.planner.plan(t, node.ids).resting(np.array([bool(told["rest"])]))
+        probed = self._probed(node, w, bool(told.get("asked")), context)
+        plan = node.planner.plan(t, node.ids).resting(np.array([bool(told.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
         trained = Loop().train(node.method, node.task, w, down | node.kit, stacked, plan, lr)
         _finite(node, trained.up, trained.own, {"loss": trained.loss})
@@ -176,12 +183,18 @@ class _Crew:
         """Say how the model does on this node's own test samples."""
         if not len(node.world.data.y_test):
             raise BadInputError("this node has no test samples: let data() return (x, y, x_test, y_test)")
-        w = unpack(arrays_of(content, "arrays"), self.device)["w"]
+        w = self._weights(node, content)
         accuracy, loss = node.task.evaluate(w)
         count = len(node.world.data.y_test)
         return {"metrics": MetricRecord({"num-examples": count, "accuracy": accuracy, "loss": loss})}
 
     # What they need.
+
+    def _weights(self, node: Node, content: RecordDict) -> torch.Tensor:
+        """Return the model of a message, which must be one of this node's network."""
+        arrays = arrays_of(content, "arrays")
+        expect(arrays, ["w"], "the message")
+        return tensor(arrays["w"], "w", node.task.initial().cpu()).to(self.device)
 
     def _probed(self, node: Node, w: torch.Tensor, asked: bool, context: Context) -> State:
         """Return this round's answer to the probe: the one that was sent, or one that stays here."""

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context
 from flwr.common.logger import log
 from torch import Tensor
 
+from feddpc.errors import RunFolderError
 from feddpc.flower.base import NEVER
 from feddpc.flower.wire import arrays_of, pack, unpack
 from feddpc.methods.base import Method, State
@@ -72,6 +73,8 @@ class Memory:
         by_round: dict[int, State] = {}
         for name, value in load_model(self.file).items():
             tag, _, key = name.partition(".")
+            if not (tag.isascii() and tag.isdecimal() and len(tag) < 19):  # a round, as `hold` writes it
+                raise RunFolderError(f"{self.file} is no memory of a client (it holds {name!r}): remove it")
             by_round.setdefault(int(tag), {})[key] = value
         for kind, round in zip(reversed(KINDS), sorted(by_round, reverse=True), strict=False):
             self._put(kind, round, by_round[round])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -13,7 +14,13 @@ from feddpc._version import __version__
 from feddpc.flower.wire import ORDERS, RefusedError, layout_tag
 from feddpc.methods.base import Method
 from feddpc.models.flat import Flat
+from feddpc.options import fit, whole
 from feddpc.run.config import Config
+
+#: What an experiment has in common with a configuration, and is checked like one.
+SHARED = ("seed", "clients", "batch_size", "epochs", "lr", "scaling", "augment", "precision")
+#: No server may keep a node busy for longer than so many passes over its samples, nor let it count more samples.
+MOST_EPOCHS, MOST_SAMPLES, MOST_CLASSES = 1000, 10**8, 10**6
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,6 @@ class Orders:
     @classmethod
     def of(cls, config: Config, method: Method, flat: Flat, classes: int, samples: int) -> Orders:
         """Return the orders of a configuration."""
-        shared = ("seed", "clients", "epochs", "lr", "scaling", "augment", "precision")
         return cls(
             version=__version__,
             method=method.name,
@@ -46,8 +52,7 @@ class Orders:
             layout=layout_tag(dict(zip(flat.names, flat.shapes, strict=True))),
             samples=samples,
             classes=classes,
-            batch_size=config.batch_size or 1,
-            **{name: getattr(config, name) for name in shared},
+            **{name: getattr(config, name) for name in SHARED} | {"batch_size": config.batch_size or 1},
         )
 
     def record(self) -> ConfigRecord:
@@ -67,7 +72,7 @@ class Orders:
         wanted = {f.name for f in fields(cls)}
         if set(found) != wanted:
             raise RefusedError(f"the orders lack {sorted(wanted - set(found))} and have {sorted(set(found) - wanted)}")
-        return cls(**dict(found))  # type: ignore[arg-type]
+        return cls(**_checked(dict(found)))
 
     @property
     def tag(self) -> str:
@@ -85,7 +90,32 @@ class Orders:
             return own
         if self.method not in methods.names():  # a path is no name here: a server must not choose what a node loads
             raise RefusedError(f"this node knows no method {self.method!r}: give it to client_app(method=...)")
-        return methods.create(self.method, **json.loads(self.hyper))
+        return methods.create(self.method, **hyper_of(self.hyper))
+
+
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    """Return orders whose values are of the right kind and within reason."""
+    config = Config.read({name: found[name] for name in SHARED} | {"cohort": 1})
+    texts = {name: fit(name, found[name], str) for name in ("version", "method", "hyper", "layout")}
+    return {
+        **texts,
+        **{name: getattr(config, name) for name in SHARED},
+        "batch_size": whole("batch_size", config.batch_size, 1),
+        "epochs": whole("epochs", config.epochs, 1, MOST_EPOCHS),
+        "samples": whole("samples", found["samples"], 0, MOST_SAMPLES),
+        "classes": whole("classes", found["classes"], 1, MOST_CLASSES),
+    }
+
+
+def hyper_of(text: str) -> dict[str, Any]:
+    """Return hyper-parameters that :func:`hyper_text` wrote, or refuse them."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"the hyper-parameters {text[:80]!r} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise RefusedError(f"the hyper-parameters are {text[:80]!r}, not names with values")
+    return found
 
 
 def hyper_text(method: Method) -> str:

@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc.data.npy import Header, read_header
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.methods.base import State
 
@@ -40,7 +41,11 @@ def pack(state: Mapping[str, Tensor]) -> ArrayRecord:
 
 def unpack(record: ArrayRecord, device: torch.device | str = "cpu") -> State:
     """Return a record's tensors, in memory of torch's own (at other addresses, sums may run in another order)."""
-    return {key: torch.from_numpy(np.array(peek(array, key))).to(device, copy=True) for key, array in record.items()}
+    found = {key: peek(array, key) for key, array in record.items()}
+    try:
+        return {key: torch.from_numpy(np.array(values)).to(device, copy=True) for key, values in found.items()}
+    except TypeError as error:
+        raise RefusedError(f"an array is not made of numbers: {error}") from None
 
 
 def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> NDArray[Any]:
@@ -58,30 +63,23 @@ def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: s
     start = 10 if array.data[6:7] == b"\x01" else 12
     start += int.from_bytes(array.data[8:start], "little")
     try:
-        found, fortran, kind = _header(array.data[: min(start, HEADER)])
-    except (ValueError, EOFError, SyntaxError, TypeError) as error:
+        header = _header(array.data[: min(start, HEADER)])
+    except Exception as error:  # of any kind
         raise RefusedError(f"{name} is no array: {error}") from None
-    if dtype is not None and str(kind) != dtype:
-        raise RefusedError(f"{name} is {kind}, not {dtype}")
-    if shape is not None and found != shape:
-        raise RefusedError(f"{name} has shape {found}, not {shape}")
-    count = int(np.prod(found, dtype=object))
-    if kind.hasobject or len(array.data) - start != count * kind.itemsize:
-        raise RefusedError(f"{name} has {len(array.data) - start} bytes, which is not {found} of {kind}")
-    values = np.frombuffer(array.data, kind, count, start)
-    return values.reshape(found, order="F" if fortran else "C")
+    if dtype is not None and str(header.dtype) != dtype:
+        raise RefusedError(f"{name} is {header.dtype}, not {dtype}")
+    if shape is not None and header.shape != shape:
+        raise RefusedError(f"{name} has shape {header.shape}, not {shape}")
+    if not header.fills(len(array.data) - start):
+        raise RefusedError(f"{name} has {len(array.data) - start} bytes, which is not {header.shape} of {header.dtype}")
+    values = np.frombuffer(array.data, header.dtype, header.numbers, start)
+    return values.reshape(header.shape, order="F" if header.by_columns else "C")
 
 
 @functools.lru_cache(maxsize=4096)
-def _header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of an array: shape, order, type. A model's arrays have the same ones every time."""
-    head = io.BytesIO(start)
-    read: Callable[..., tuple[tuple[int, ...], bool, np.dtype[Any]]] = (
-        np.lib.format.read_array_header_1_0
-        if np.lib.format.read_magic(head) == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    return read(head)
+def _header(start: bytes) -> Header:
+    """Read the header of an array. A model's arrays have the same ones every time."""
+    return read_header(io.BytesIO(start))
 
 
 def tensor(array: Array, name: str, like: Tensor) -> Tensor:

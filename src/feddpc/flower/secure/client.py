@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -22,6 +21,8 @@ from feddpc.flower.secure.rules import summable
 from feddpc.flower.wire import REFUSED, REPLY, RefusedError, arrays_of, only_record, unpack
 from feddpc.methods.base import Method, State
 from feddpc.options import whole
+
+T = TypeVar("T")
 
 
 def secure_client_app(
@@ -83,17 +84,30 @@ def _in_the_sum(asked: ConfigRecord) -> int:
     """Return how many nodes are still in the sum, as the server says, or refuse what would open a single update."""
     stage = asked.get(Key.STAGE)
     if stage == Stage.SETUP:
-        if 2 * cast(int, asked[Key.THRESHOLD]) <= cast(int, asked[Key.SHARE_NUMBER]):
+        threshold, shares, nodes = (
+            _told(asked, key, int) for key in (Key.THRESHOLD, Key.SHARE_NUMBER, Key.SAMPLE_NUMBER)
+        )
+        if 2 * threshold <= shares:
             raise RefusedError("half of the cohort could open what this node sends: raise min_replies")
-        return cast(int, asked[Key.SAMPLE_NUMBER])
+        return nodes
     if stage == Stage.SHARE_KEYS:
         return len(asked) - 1  # a pair of keys each, and the stage
     if stage == Stage.COLLECT_MASKED_VECTORS:
-        return len(set(cast(list[int], asked[Key.SOURCE_LIST]))) + 1
-    active = set(cast(list[int], asked[Key.ACTIVE_NODE_ID_LIST]))
-    if active & set(cast(list[int], asked[Key.DEAD_NODE_ID_LIST])):
+        return len(set(_told(asked, Key.SOURCE_LIST, list))) + 1
+    if stage != Stage.UNMASK:
+        raise RefusedError(f"the server is in a stage {stage!r} that the protocol does not have")
+    active = set(_told(asked, Key.ACTIVE_NODE_ID_LIST, list))
+    if active & set(_told(asked, Key.DEAD_NODE_ID_LIST, list)):
         raise RefusedError("the server asks for both secrets of a node, which would open its update")
     return len(active)
+
+
+def _told(asked: ConfigRecord, key: str, kind: type[T]) -> T:
+    """Return what the server says under ``key``, if it is of the right kind."""
+    found = asked.get(key)
+    if type(found) is not kind:
+        raise RefusedError(f"the server's {key} is {found!r}, not {kind.__name__}")
+    return found
 
 
 def sealed(plain: ClientAppCallable) -> ClientAppCallable:
@@ -105,7 +119,7 @@ def sealed(plain: ClientAppCallable) -> ClientAppCallable:
             raise RefusedError(f"the message has no {SECURE}: use feddpc.flower.secure_server_app")
         encoding = Encoding.read(terms)
         orders = Orders.read(message.content)
-        summable(orders.method, **json.loads(orders.hyper))
+        summable(orders.build(None))
         up = screened(_sent(plain(message, context).content), encoding)
         parameters = ndarrays_to_parameters(list(encoding.encode(up)))
         result = FitRes(Status(Code.OK, ""), parameters, num_examples=1, metrics={})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePublicKey
 from flwr.app import Array, ConfigRecord, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.compat.common.recorddict_compat import recorddict_to_fitres
@@ -73,11 +75,14 @@ def check(asked: ConfigRecord, content: RecordDict, sizes: list[int]) -> None:
 
 
 def _keys(keys: list[bytes]) -> None:
-    try:
-        for key in keys:
-            bytes_to_public_key(key)
-    except ValueError as error:
-        raise RefusedError(f"{Stage.SETUP}: a public key cannot be read: {error}") from None
+    for key in keys:
+        try:
+            found: object = bytes_to_public_key(key)  # of any kind, whatever it says
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise RefusedError(f"{Stage.SETUP}: a public key cannot be read: {error}") from None
+        # All others would fail to agree on a key with this one, and drop out.
+        if not isinstance(found, EllipticCurvePublicKey) or not isinstance(found.curve, SECP384R1):
+            raise RefusedError(f"{Stage.SETUP}: a public key is not on the curve that the protocol uses")
 
 
 def _masked(arrays: list[bytes], sizes: list[int]) -> None:
