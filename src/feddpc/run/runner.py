@@ -101,13 +101,15 @@ def execute(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     lean: bool = False,
     track: Track = (),
+    examine: Callable[[Setting], None] | None = None,
 ) -> Outcome:
     """Run ``setting.config`` to its last round and return what came out.
 
     With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
     with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
     A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
-    ``track`` names who else is told of the rounds; a resumed run goes on with those it had.
+    ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
+    method made of the setting, and may raise, before anything is written.
     """
     stop = stop or Stop()
     tracking = Tracking.of(track, out, resume)
@@ -120,6 +122,8 @@ def execute(
     resume = resume and out is not None and is_run(out)
     stored = load_config(out) if resume and out is not None else Config()
     setting = specialise(setting, method, _learned(out) if resume and out is not None else None)
+    if examine is not None:
+        examine(setting)
     wanted = engine or (stored.engine if config.engine == "auto" else config.engine)
     machine, timings = choose_engine(wanted, setting, method)
     kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
