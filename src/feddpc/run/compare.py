@@ -21,6 +21,7 @@ from feddpc.run.config import MAY_CHANGE, PARTS, Config
 from feddpc.run.experiment import Setting, make_method, prepare
 from feddpc.run.files import explained, replace_text
 from feddpc.run.pack import together, twin
+from feddpc.run.process import left_as_found
 from feddpc.run.record import is_blank, is_run, load_config
 from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
 from feddpc.run.specialise import with_reserve
@@ -125,6 +126,7 @@ def run_name(method: str, seed: int) -> str:
     return f"{methods.get(method).name}-seed{seed}"
 
 
+@left_as_found()
 def compare(
     wishes: Wishes,
     names: Sequence[str],
