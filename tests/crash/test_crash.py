@@ -1,4 +1,4 @@
-"""Runs and sweeps that are killed, lose power or meet a failing disk at every call that changes a file.
+"""Runs, sweeps and federations that are killed, lose power or meet a failing disk at every call that changes a file.
 
 The suite takes a few points of each kind; ``pytest -m slow tests/crash`` takes all of them. What was tried and what
 came of it is written to ``reports/kill-points-*.json`` (or below $FEDDPC_REPORTS).
@@ -62,9 +62,10 @@ class Crashes:
     def _complete(self, number, end):
         """Return the round of the last checkpoint that must be there: in place, and left behind if power may fail."""
         before = self.calls[: number - 1]
-        places = [i for i, call in enumerate(before) if call == ("replace", INDEX)]
+        places = [i for i, (call, path) in enumerate(before) if call == "replace" and path.endswith(INDEX)]
         if end in CUTS:
-            places = [i for i in places if ("write", "rounds.jsonl") in before[i:]]
+            later = [i for i, (call, path) in enumerate(before) if call == "write" and path.endswith("rounds.jsonl")]
+            places = [i for i in places if later and later[-1] > i]
         return len(places)
 
     def close(self, name):
@@ -119,6 +120,15 @@ def test_a_sweep_at_some_calls(crashes):
         world.at(*few(world.calls, 1, seed), end)
 
 
+def test_a_federation_at_some_calls(crashes):
+    world = crashes("federation of scaffold")
+    for seed, end in enumerate((*KILLS, *CUTS)):
+        world.at(*few(world.calls, 1, seed), end)
+    listed = [i for i, (call, path) in enumerate(world.calls, 1) if path == "run/refused.jsonl" and call == "write"]
+    world.at(listed[-1], "kill in the middle")
+    world.at(listed[-1], "ENOSPC")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", ["scaffold on disk", "fedvarp on device", "datasharing on host"])
 def test_a_run_at_every_call(crashes, world):
@@ -143,3 +153,22 @@ def test_a_sweep_at_every_fourth_call(crashes):
     for _ in range(30):
         world.at(rng.random(), "kill at random")
     assert len(world.points) >= 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["federation of scaffold", "federation of gmm"])
+def test_a_federation_at_every_call(crashes, world):
+    """At every call of server and clients, each in one of the ways; the server's disk fails at every one of its calls.
+
+    A client whose disk fails says so, and the round goes on without it: that is no loss, but another run.
+    """
+    world = crashes(world)
+    ends = (*KILLS, *CUTS)
+    for number, (_, path) in enumerate(world.calls, 1):
+        world.at(number, ends[number % len(ends)])
+        if path.startswith("run"):
+            world.at(number, ERRORS[number % 2])
+    rng = random.Random(0)
+    for _ in range(10):
+        world.at(rng.random(), "kill at random")
+    assert len(world.points) >= 50

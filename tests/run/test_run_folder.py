@@ -241,8 +241,8 @@ def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch, where):
 
         def open_full(self, *written):
             opened(self, *written)
-            self._lines.close()
-            self._lines = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
+            self.records.close()
+            self.records._file = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
 
         monkeypatch.setattr(record.RunFolder, "go_on", open_full)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from feddpc.engine.meter import Meter
 from feddpc.engine.rows import SLOTS
 from feddpc.errors import RunFolderError
 from feddpc.run.files import explained, replace_file, replace_text, sync_folder
+from feddpc.run.lines import Mark
 
 #: Written, and read. Format 2, of 0.2 and before, has no checksums of its own note, of records and of rows on disk.
 FORMAT = 3
@@ -30,18 +32,26 @@ WATCHED = "watched/"
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint says beside its tensors: the round, and how long the records were then."""
+    """What a checkpoint holds: the round, how long the records were then, and the state."""
 
     round: int
-    record_bytes: int
+    records: Mark
     tensors: dict[str, Tensor]
-    record_sha256: str | None = None  #: of so many bytes of records
+    beside: dict[str, Mark] = field(default_factory=dict)  #: of other files that grow, by name
     diverged: str | None = None  #: why the run must not go on
     meter: Meter = field(default_factory=Meter)
 
 
-def save(folder: Path, progress: Progress, record_bytes: int, record_sha256: str, diverged: str | None = None) -> None:
+def save(
+    folder: Path,
+    progress: Progress,
+    records: Mark,
+    diverged: str | None = None,
+    beside: Mapping[str, Mark] | None = None,
+) -> None:
     """Write the state after ``progress.round``; the previous checkpoint stays valid until this one is complete.
+
+    ``records`` and the marks of files ``beside`` them say how much of these is on the disk, and belongs to the state.
 
     Memories on disk bring their rows there when they export; the checkpoint says where.
     """
@@ -63,8 +73,9 @@ def save(folder: Path, progress: Progress, record_bytes: int, record_sha256: str
         "format": FORMAT,
         "feddpc": __version__,
         "round": progress.round,
-        "record_bytes": record_bytes,
-        "record_sha256": record_sha256,
+        "record_bytes": records.size,
+        "record_sha256": records.sha256,
+        "beside": beside or {},
         "file": name,
         "sha256": _digest(folder / name),
         "diverged": diverged,
@@ -101,13 +112,22 @@ def load(folder: Path) -> Saved | None:
             )
         return Saved(
             int(note["round"]),
-            int(note["record_bytes"]),
+            Mark(int(note["record_bytes"]), note.get("record_sha256")),
             load_file(path),
-            note.get("record_sha256"),
+            {name: Mark(int(size), sha256) for name, (size, sha256) in note.get("beside", {}).items()},
             note["diverged"],
             Meter(**note["meter"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        SafetensorError,
+    ) as error:
         raise RunFolderError(f"the checkpoint in {folder} cannot be read: {error}") from None
 
 

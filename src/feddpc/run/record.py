@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +21,7 @@ from feddpc.engine.rounds import Record
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
 from feddpc.run.config import MAY_CHANGE, Config, read_toml, write_toml
 from feddpc.run.files import explained, replace_text, sync_folder
+from feddpc.run.lines import Lines, Mark
 
 FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
 #: What a record has besides where samples were held out.
@@ -50,8 +50,9 @@ class RunFolder:
         self.path = path
         self.checkpoint = path / "checkpoint"
         self._lock: IO[bytes] | None = None
-        self._lines: io.FileIO | None = None
-        self._digest = hashlib.sha256()
+        self._records: Lines | None = None
+        self._beside: dict[str, Mark] = {}
+        self._open: list[Lines] = []
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -81,49 +82,27 @@ class RunFolder:
     def begin(self, config: Config) -> None:
         """Make the folder that of a run, which can be resumed: all that round 1 needs is there."""
         self.amend(config)
-        self.go_on(0)
+        self.go_on(Mark())
 
-    def go_on(self, record_bytes: int, sha256: str | None = None) -> None:
-        """Go on behind so many bytes of records, which had that digest; what follows them will be computed again."""
-        path = self.path / "rounds.jsonl"
-        with explained(path):
-            path.touch()
-            if path.stat().st_size < record_bytes:
-                raise RunFolderError(f"{path} is shorter than its checkpoint says: it was changed; start a new run")
-            self._lines = path.open("rb+", buffering=0)
-            self._digest = hashlib.sha256(self._lines.read(record_bytes))
-            if sha256 not in (None, self._digest.hexdigest()):
-                raise RunFolderError(
-                    f"{path} does not match its checksum: it was damaged; restore it or start a new run"
-                )
-            self._lines.truncate(record_bytes)
-            self._lines.seek(record_bytes)
+    def go_on(self, mark: Mark, beside: Mapping[str, Mark] | None = None) -> None:
+        """Go on behind ``mark`` in the records, and in files ``beside`` them; what follows will be computed again."""
+        self._beside = dict(beside or {})
+        self._records = self.lines("rounds.jsonl", mark)
+
+    def lines(self, name: str, mark: Mark | None = None) -> Lines:
+        """Open a file of lines where the checkpoint left it; it is let go with the folder."""
+        self._open.append(Lines(self.path / name, mark or self._beside.get(name, Mark())))
+        return self._open[-1]
 
     @property
-    def record_bytes(self) -> int:
-        """How many bytes of records there are."""
-        assert self._lines is not None
-        return self._lines.tell()
-
-    @property
-    def record_sha256(self) -> str:
-        """Their digest."""
-        return self._digest.hexdigest()
+    def records(self) -> Lines:
+        """The rounds."""
+        assert self._records is not None
+        return self._records
 
     def append(self, record: Record) -> None:
-        """Add a round; a line torn by a full disk is cut off when the run is resumed."""
-        assert self._lines is not None
-        with explained(self.path):
-            left = memoryview(line(record))
-            self._digest.update(left)
-            while left:
-                left = left[self._lines.write(left) :]
-
-    def sync(self) -> None:
-        """Bring the records to the disk."""
-        assert self._lines is not None
-        with explained(self.path):
-            os.fsync(self._lines.fileno())
+        """Add a round."""
+        self.records.append(line(record))
 
     def amend(self, config: Config) -> None:
         """Note what changed when a run was resumed: more rounds, another place for memories."""
@@ -139,10 +118,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for handle in (self._lines, self._lock):
+        for handle in (*self._open, self._lock):
             if handle is not None:
                 handle.close()
-        self._lines = self._lock = None
+        self._open, self._records, self._lock = [], None, None
 
     def _acquire(self) -> None:
         with explained(self.path):

@@ -26,6 +26,7 @@ from feddpc.privacy.mechanism import check
 from feddpc.run import checkpoint
 from feddpc.run.config import MAY_CHANGE, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method
+from feddpc.run.lines import Mark
 from feddpc.run.record import (
     LEARNED,
     RunFolder,
@@ -211,9 +212,8 @@ class _Keeper:
             return
         if ended is not None and self.lean and ended[0] != "interrupted":
             return  # the checkpoints are about to go
-        self.folder.sync()  # the records must be on the disk before a checkpoint says so
-        written = (self.folder.record_bytes, self.folder.record_sha256)
-        checkpoint.save(self.folder.checkpoint, self.progress, *written, record.diverged)
+        self.folder.records.sync()  # they must be on the disk before a checkpoint says so
+        checkpoint.save(self.folder.checkpoint, self.progress, self.folder.records.mark, record.diverged)
         # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
         took, share = time.monotonic() - began, 100 if self.lean else 20
         self.due = time.monotonic() + max(self.seconds, share * took if self.seconds else 0.0)
@@ -238,11 +238,11 @@ def reopen(
         stored = load_config(out)
         _refuse_changes(out, stored, config, fingerprint(world, stored))
         saved = checkpoint.load(out / "checkpoint")
-        size = saved.record_bytes if saved else 0
+        mark, beside = (saved.records, saved.beside) if saved else (Mark(), {})
         if saved is not None:
             checkpoint.restore(saved, progress)
-        folder.go_on(size, saved.record_sha256 if saved else None)
-        records = read_records(out / "rounds.jsonl", size)
+        folder.go_on(mark, beside)
+        records = read_records(out / "rounds.jsonl", mark.size)
         if len(records) != progress.round:
             raise RunFolderError(
                 f"{out}: {len(records)} rounds are recorded, the checkpoint is of round {progress.round}"
