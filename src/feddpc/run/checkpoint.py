@@ -60,6 +60,7 @@ def save(
         folder.mkdir(exist_ok=True)
         if not index.exists():
             sync_folder(folder.parent)  # the folder's own name must be on the disk too
+            _write_note(index, {"round": 0, "file": None})  # so that a state without a note is never a beginning
     tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
     tensors |= {f"{WATCHED}{k}": v for k, v in progress.watched.items()}
     memories = {"slots": progress.slots, "clients": progress.clients}
@@ -70,8 +71,6 @@ def save(
     name = f"round-{progress.round:07d}.safetensors"
     replace_file(folder / name, lambda path: save_file(tensors, path))
     note = {
-        "format": FORMAT,
-        "feddpc": __version__,
         "round": progress.round,
         "record_bytes": records.size,
         "record_sha256": records.sha256,
@@ -81,7 +80,7 @@ def save(
         "diverged": diverged,
         "meter": asdict(progress.meter),
     }
-    replace_text(index, json.dumps(note | {"note_sha256": _note_digest(note)}, indent=1) + "\n")
+    _write_note(index, note)
     for memory in memories.values():
         memory.committed()
     kept = {name} | {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
@@ -95,6 +94,11 @@ def load(folder: Path) -> Saved | None:
     """Return the last complete checkpoint, None if there is none yet; a damaged one is an error."""
     index = folder / "checkpoint.json"
     if not index.exists():
+        if any(folder.glob("round-*.safetensors")):
+            raise RunFolderError(
+                f"{index} is missing, so nobody knows what the files beside it are: restore it, or remove {folder} to "
+                "compute all rounds again"
+            )
         return None
     try:
         note = json.loads(index.read_text(encoding="utf-8"))
@@ -103,13 +107,13 @@ def load(folder: Path) -> Saved | None:
                 f"{index} has format {note['format']}, written by feddpc {note.get('feddpc', '(unknown)')}; feddpc "
                 f"{__version__} reads formats {', '.join(map(str, READ))}: continue this run with its own version"
             )
+        if note["format"] != 2 and _note_digest(note) != note["note_sha256"]:
+            raise _damaged(index)
+        if note["file"] is None:
+            return None
         path = folder / Path(note["file"]).name
-        sums = {index: note["format"] == 2 or _note_digest(note) == note["note_sha256"]}
-        sums[path] = _digest(path) == note["sha256"]
-        for damaged in (file for file, fits in sums.items() if not fits):
-            raise RunFolderError(
-                f"{damaged} does not match its checksum: it was damaged; restore it or start a new run"
-            )
+        if _digest(path) != note["sha256"]:
+            raise _damaged(path)
         return Saved(
             int(note["round"]),
             Mark(int(note["record_bytes"]), note.get("record_sha256")),
@@ -160,6 +164,15 @@ def _restore_memory(saved: Saved, kind: str, memory: Memory) -> None:
     memory.restore(saved.tensors[f"{kind}/ids"], table)
 
 
+def _damaged(path: Path) -> RunFolderError:
+    return RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
+
+
+def _write_note(index: Path, note: dict[str, Any]) -> None:
+    note = {"format": FORMAT, "feddpc": __version__, **note}
+    replace_text(index, json.dumps(note | {"note_sha256": _note_digest(note)}, indent=1) + "\n")
+
+
 def _note_digest(note: dict[str, Any]) -> str:
     """Return a digest of what the note says but for the digest itself."""
     text = json.dumps({k: v for k, v in note.items() if k != "note_sha256"}, sort_keys=True)
@@ -181,7 +194,7 @@ def load_model(path: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}") from None
     if expected is not None and expected != _tensor_digest(found):
-        raise RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
+        raise _damaged(path)
     return found
 
 

@@ -24,8 +24,9 @@ class Lines:
     def __init__(self, path: Path, mark: Mark) -> None:
         self.path = path
         with explained(path):
-            path.touch()
-            if path.stat().st_size < mark.size:
+            if not mark.size:
+                path.touch()
+            if not path.exists() or path.stat().st_size < mark.size:
                 raise RunFolderError(f"{path} is shorter than its checkpoint says: it was changed; start a new run")
             self._file = path.open("rb+", buffering=0)
             try:

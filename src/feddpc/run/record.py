@@ -20,10 +20,12 @@ from feddpc._version import __version__
 from feddpc.engine.rounds import Record
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
 from feddpc.run.config import MAY_CHANGE, Config, read_toml, write_toml
-from feddpc.run.files import explained, replace_text, sync_folder
+from feddpc.run.files import explained, make_folder, replace_text
 from feddpc.run.lines import Lines, Mark
 
 FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
+#: The file of records, a line a round.
+ROUNDS = "rounds.jsonl"
 #: What a record has besides where samples were held out.
 VALIDATION = ("validation_accuracy", "validation_loss")
 #: What a method found out before round 1; a resumed run reads it instead of computing it again.
@@ -50,9 +52,7 @@ class RunFolder:
         self.path = path
         self.checkpoint = path / "checkpoint"
         self._lock: IO[bytes] | None = None
-        self._records: Lines | None = None
-        self._beside: dict[str, Mark] = {}
-        self._open: list[Lines] = []
+        self._lines: dict[str, Lines] = {}
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -63,9 +63,7 @@ class RunFolder:
                     f"{path} already holds a run: add --resume to continue it, or choose another --out"
                 )
             raise RunFolderError(f"{path} exists and holds something that is no run: choose another --out")
-        with explained(path):
-            path.mkdir(parents=True, exist_ok=True)
-            sync_folder(path.parent)
+        make_folder(path)
         run = cls.reopen(path)
         if is_run(path):  # since it was looked at
             run.close()
@@ -86,19 +84,19 @@ class RunFolder:
 
     def go_on(self, mark: Mark, beside: Mapping[str, Mark] | None = None) -> None:
         """Go on behind ``mark`` in the records, and in files ``beside`` them; what follows will be computed again."""
-        self._beside = dict(beside or {})
-        self._records = self.lines("rounds.jsonl", mark)
+        for name, end in {ROUNDS: mark, **(beside or {})}.items():
+            self._lines[name] = Lines(self.path / name, end)
 
-    def lines(self, name: str, mark: Mark | None = None) -> Lines:
-        """Open a file of lines where the checkpoint left it; it is let go with the folder."""
-        self._open.append(Lines(self.path / name, mark or self._beside.get(name, Mark())))
-        return self._open[-1]
+    def lines(self, name: str) -> Lines:
+        """Return a file of lines where the checkpoint left it, a new one if that knows of none."""
+        if name not in self._lines:
+            self._lines[name] = Lines(self.path / name, Mark())
+        return self._lines[name]
 
     @property
     def records(self) -> Lines:
         """The rounds."""
-        assert self._records is not None
-        return self._records
+        return self._lines[ROUNDS]
 
     def append(self, record: Record) -> None:
         """Add a round."""
@@ -118,10 +116,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for handle in (*self._open, self._lock):
+        for handle in (*self._lines.values(), self._lock):
             if handle is not None:
                 handle.close()
-        self._open, self._records, self._lock = [], None, None
+        self._lines, self._lock = {}, None
 
     def _acquire(self) -> None:
         with explained(self.path):
@@ -219,7 +217,7 @@ def load(path: Path, damage: list[str] | None = None) -> StoredRun:
     With ``damage`` what cannot be read is said there and left out; only the configuration must be whole.
     """
     config = load_config(path)
-    records = read_records(path / "rounds.jsonl", damage=damage)
+    records = read_records(path / ROUNDS, damage=damage)
     names = ("summary", "environment", "privacy", "holdings")
     summary, *known = (read_json(path / f"{name}.json", damage) for name in names)
     return StoredRun(path, config, records, summary or None, *known)

@@ -265,6 +265,10 @@ def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, st
     """Raise if a run folder was made with something else than what is to be continued."""
     different = stored.differences({k: v for k, v in config.asdict().items() if k not in MAY_CHANGE})
     different += [f"without {key}" for key in ABSENT if getattr(stored, key) and not getattr(config, key)]
+    if not (out / "environment.json").exists():
+        raise RunFolderError(
+            f"{out / 'environment.json'} is missing, which says what the run was made with: restore it"
+        )
     before = read_json(out / "environment.json").get("fingerprint", {})
     different += [f"other {part}" for part in before if before[part] != now.get(part)]
     if different:
