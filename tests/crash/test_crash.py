@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 from crash.disk import CUTS, ERRORS, KILLS
 from crash.driver import DONE, REFUSED
+from feddpc import __version__
 
 HERE = Path(__file__).parent
 REPORTS = Path(os.environ.get("FEDDPC_REPORTS", HERE.parents[1] / "reports"))
@@ -28,7 +33,7 @@ class Crashes:
     """A driver process, and what it found."""
 
     def __init__(self, world: str, place: Path) -> None:
-        self.world, self.points = world, []
+        self.world, self.points, self.began = world, [], time.monotonic()
         command = [sys.executable, str(HERE / "driver.py"), world, str(place)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.calls = [tuple(call) for call in self._answer()["calls"]]
@@ -74,7 +79,21 @@ class Crashes:
         self.process.stdout.close()
         REPORTS.mkdir(exist_ok=True)
         by_end = Counter(point["end"] for point in self.points)
-        report = {"world": self.world, "calls": len(self.calls), "points": len(self.points), "by end": dict(by_end)}
+        report = {
+            "world": self.world,
+            "date": time.strftime("%Y-%m-%d"),
+            "versions": {
+                "feddpc": __version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "flwr": version("flwr"),
+            },
+            "seconds": round(time.monotonic() - self.began),
+            "calls": len(self.calls),
+            "points": len(self.points),
+            "by end": dict(by_end),
+            "by outcome": dict(Counter(point["outcome"] for point in self.points)),
+        }
         text = ",\n  ".join(json.dumps(point) for point in self.points)
         head = json.dumps(report, indent=1).removesuffix("\n}")
         path = REPORTS / f"kill-points-{self.world.replace(' ', '-')}-{name}.json"
@@ -101,9 +120,9 @@ def few(calls, count, seed):
     return [1 + int(i * width + rng.random() * width) for i in range(count)]
 
 
-def by_turns(ends, number, count):
-    """``count`` of the ends for this call; the next call has the next ones."""
-    return [ends[(number * count + i) % len(ends)] for i in range(count)]
+def by_turns(ends, number):
+    """The end for this call; the next call has the next one."""
+    return ends[number % len(ends)]
 
 
 def at_moments(world, count):
@@ -152,11 +171,10 @@ def test_a_run_at_every_call_in_every_way(crashes):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", ["fedvarp on device", "gmm on host"])
 def test_a_run_at_every_call(crashes, world):
-    """Other memories, and what is found out before round 1: at every call in two ways, by turns."""
+    """Other memories, and what is found out before round 1: at every call in one way after the other."""
     world = crashes(world)
     for number in range(1, len(world.calls) + 1):
-        for end in by_turns((*KILLS, *CUTS, *ERRORS), number, 2):
-            world.at(number, end)
+        world.at(number, by_turns((*KILLS, *CUTS, *ERRORS), number))
     at_moments(world, 20)
 
 
@@ -173,14 +191,13 @@ def test_a_sweep_at_every_fourth_call(crashes):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", ["federation of scaffold", "federation of gmm"])
 def test_a_federation_at_every_call(crashes, world):
-    """At every call of server and clients, in one of the ways by turns; the server's disk fails at all of its calls.
+    """At every call of server and clients, in one way after the other.
 
     A client whose disk fails says so, and the round goes on without it: that is no loss, but another run.
     """
     world = crashes(world)
     for number, (_, path) in enumerate(world.calls, 1):
-        failing = by_turns(ERRORS, number, 1) if path.startswith("run") else ()
-        for end in (*by_turns((*KILLS, *CUTS), number, 1), *failing):
-            world.at(number, end)
+        ends = (*KILLS, *CUTS, *ERRORS) if path.startswith("run") else (*KILLS, *CUTS)
+        world.at(number, by_turns(ends, number))
     at_moments(world, 10)
     assert len(world.points) >= 50
