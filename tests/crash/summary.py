@@ -15,8 +15,8 @@ TEXT = """# Kill points
 
 What happens to a run, a sweep and a federation that are cut off at any moment, and started again. In every case
 below the second start ended where an uninterrupted one ends, **byte for byte** but for measured seconds: records,
-model, state of server and clients, memories on disk, refused replies. What a checkpoint held before the end was
-never computed again.
+model, state of server and clients, memories on disk, refused replies. What a checkpoint of a run or a federation held
+before the end was never computed again.
 
 ```
 python -m pytest -m slow -n 2 tests/crash   # all of it, about a quarter of an hour on two cores
