@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint format types contract check bench clean
+.PHONY: help demo federation test processes slow lint format types contract check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -15,6 +15,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PIP) --editable .
 	@touch $@
 
+$(VENV)/installed-flower: $(VENV)/installed
+	@$(PIP) --editable '.[flower]'
+	@touch $@
+
 $(VENV)/installed-dev: $(VENV)/installed
 	@$(PIP) --editable '.[dev]'
 	@touch $@
@@ -22,8 +26,17 @@ $(VENV)/installed-dev: $(VENV)/installed
 demo: $(VENV)/installed  ## compare seven methods on digits: table, curves, page
 	@$(BIN)/feddpc compare --data digits --clients 100 --cohort 10 --alpha 0.2 --rounds 60 --seeds 0,1
 
+federation: $(VENV)/installed-flower  ## train in a real federation of four nodes on this machine, over TLS
+	@$(BIN)/feddpc federate demo --nodes 4 --tls
+
 test: $(VENV)/installed-dev  ## run the test suite
 	@$(BIN)/python -m pytest -q -n auto
+
+processes: $(VENV)/installed-dev  ## test federations of real processes, in Flower's simulation and deployment
+	@$(BIN)/python -m pytest -q -m 'processes and not slow'
+
+slow: $(VENV)/installed-dev  ## run the tests that take minutes: every kill point, long drifts, restarts of federations
+	@$(BIN)/python -m pytest -q -m slow
 
 lint: $(VENV)/installed-dev  ## check style and formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -37,7 +50,7 @@ types: $(VENV)/installed-dev  ## check types, strictly
 contract: $(VENV)/installed-dev  ## check that imports follow the way of the data
 	@$(BIN)/lint-imports
 
-check: test lint types contract  ## everything CI checks
+check: test processes lint types contract  ## everything CI checks
 
 bench: $(VENV)/installed  ## measure this machine against a plain eager loop
 	@$(BIN)/feddpc bench --against eager

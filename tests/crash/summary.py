@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
-from disk import CUTS, ERRORS, KILLS
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from crash.disk import CUTS, ERRORS, KILLS
 
 HERE = Path(__file__).parent
 REPORTS = Path(os.environ.get("FEDDPC_REPORTS", HERE.parents[1] / "reports"))

@@ -60,6 +60,7 @@ def test_a_demo_whose_terminal_is_closed_leaves_no_process(mark, demo):
     wait_until(lambda: marked(str(mark)) == [], seconds=30)
 
 
+@pytest.mark.slow
 def test_a_killed_demo_leaves_no_process_and_is_continued(mark, demo, simulated):
     process = demo("--nodes", "2", "--rounds", "2")
     wait_until(lambda: process.poll() is not None or len(read_records(mark / "run" / "rounds.jsonl")) >= 1)

@@ -39,6 +39,7 @@ def test_two_authenticated_nodes_over_tls_give_the_numbers_of_the_simulator(mark
     same(mark / "run", simulated(clients=2, cohort=2, rounds=2))
 
 
+@pytest.mark.slow
 def test_a_loss_of_power_everywhere_and_a_restart_change_nothing(mark, app, simulated):
     # SCAFFOLD's clients remember, so their memories must be back too.
     wishes = {"clients": 2, "cohort": 2, "rounds": 2, "method": "scaffold"}
@@ -60,6 +61,7 @@ def test_a_loss_of_power_everywhere_and_a_restart_change_nothing(mark, app, simu
     same(mark / "run", simulated(clients=2, cohort=2, rounds=2, method="scaffold"))
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_costs_its_vote_and_not_the_round(mark, app):
     wishes = {"clients": 2, "cohort": 2, "rounds": 2, "folder": str(mark / "run")}
     rounds = mark / "run" / "rounds.jsonl"

@@ -1,6 +1,7 @@
 """A drop-in stands where Flower's FedAvg stood: same arguments, same client app, same result object."""
 
 import inspect
+import weakref
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from feddpc import flower, methods
 from feddpc.errors import BadInputError
-from feddpc.flower.dropin import Updates, dropins, sends_plain_updates
+from feddpc.flower.dropin import Updates, dropins
+from feddpc.flower.plain import sends_plain_updates
 from feddpc.methods.base import Cohort
 from federations import NODES, Unreliable, W, move, plain_app, train, vector
 from support import VARIANTS
@@ -180,3 +182,46 @@ def test_the_server_holds_one_update_at_a_time(monkeypatch):
     monkeypatch.setattr(Updates, "__iter__", watched)
     train(flower.FedDPC(**EVERYBODY, fraction_evaluate=0.0), Unreliable(plain_app()), 2)
     assert len(places) == 1
+
+
+class OneByOne(flower.InProcessGrid):
+    """Brings replies one by one, and looks how many of the earlier ones are still held."""
+
+    def __init__(self, app, nodes):
+        super().__init__(app, nodes, one_by_one=True)
+        self.held = []
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = super().send_and_receive(messages, timeout=timeout)
+        if not all(m.metadata.message_type == "train" for m in messages):
+            return replies
+        return self._watched(replies)
+
+    def _watched(self, replies):
+        alive = []
+        for reply in replies:
+            arrays = reply.content["arrays"]
+            alive.append(weakref.ref(arrays))
+            yield reply
+            del reply, arrays
+            self.held.append(sum(ref() is not None for ref in alive))
+
+
+@pytest.mark.parametrize("how", [{}, {"weighting": "samples"}, {"guard": "exclude"}])
+def test_replies_that_come_one_by_one_are_forgotten_one_by_one(how):
+    wanted = {**EVERYBODY, "fraction_evaluate": 0.0, **how}
+    all_at_once, one_by_one = flower.FedDPC(**wanted), flower.FedDPC(**wanted)
+    train(all_at_once, Unreliable(plain_app()))
+    grid = OneByOne(plain_app(), NODES)
+    result = train(one_by_one, grid)
+    torch.testing.assert_close(vector(one_by_one), vector(all_at_once), rtol=0, atol=1e-12)
+    assert [r.participants for r in one_by_one.records] == [r.participants for r in all_at_once.records]
+    assert result.train_metrics_clientapp[3]["loss"] == pytest.approx(np.mean(range(NODES)), abs=2)
+    assert max(grid.held) == 1
+
+
+def test_a_stream_without_a_quorum_changes_nothing():
+    strategy = flower.FedDPC(**EVERYBODY, fraction_evaluate=0.0, min_replies=NODES + 1)
+    train(strategy, OneByOne(plain_app(), NODES))
+    assert not vector(strategy).any()
+    assert not strategy.now.server["delta"].any()

@@ -36,6 +36,7 @@ def test_the_papers_settings(name, rounds):
     facts |= {"augment": False, "precision": "float32", "scaling": "half"}
     assert {key: getattr(config, key) for key in facts} == facts
     assert config.hyper["lam"] == 1.0
+    assert config.hyper["max_scale"] == 0.0  # the paper's algorithm, to the letter
     assert config.model == ("lenet5" if name == "cifar10" else "resnet18")
 
 

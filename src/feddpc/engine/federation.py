@@ -150,3 +150,8 @@ def gather(federation: Federation, method: Method, progress: Progress, t: int, i
         return plan, cohort
     plan = plan.resting(~training)
     return plan, replace(cohort, steps=placed(plan.steps.astype(np.float64), device))
+
+
+def regather(federation: Federation, method: Method, progress: Progress, t: int, ids: Ints) -> Cohort:
+    """Return what the server knows about clients ``ids``, the rest of a cohort that was larger."""
+    return gather(federation, method, progress, t, ids)[1]

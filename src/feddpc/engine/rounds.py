@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +15,10 @@ from feddpc.data.batches import Plan
 from feddpc.engine import waves
 from feddpc.engine.asking import ask, survey
 from feddpc.engine.base import Engine
-from feddpc.engine.federation import Federation, Ints, Progress, gather
+from feddpc.engine.federation import Federation, Ints, Progress, gather, regather
 from feddpc.engine.meter import numbers
 from feddpc.engine.sampler import Draw
-from feddpc.engine.serving import nobody, only, screen, serve
+from feddpc.engine.serving import nobody, only, screen, serve, settle
 from feddpc.methods.base import Method, State
 
 
@@ -81,7 +82,7 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
         notes=notes,
         diverged=_diverged(None if scored else progress.w, test_loss, len(kept), 0 if wary else len(rejected)),
         validation=validation,
-        faults=_late(federation, t, draw) | faults,
+        faults=late(federation, t, draw) | faults,
     )
 
 
@@ -121,15 +122,18 @@ def _exchange(
         return Exchanged(kept, notes=nobody(federation, method, progress, t), faults=who)
     if len(kept) < len(ids):
         _, cohort = gather(federation, method, progress, t, kept)
-    served = serve(federation, method, progress, kept, up, cohort)
+    again = partial(regather, federation, method, progress, t)
+    served = serve(method, progress, up, cohort, again, federation.defence, federation.privacy)
     if served is None:
         return Exchanged(kept[:0], notes=nobody(federation, method, progress, t), faults=who)
-    good, cohort, notes = served
-    kept, (own, losses) = only(good, kept, own, losses)
+    kept, (own, losses) = only(served.good, kept, own, losses)
+    if federation.faults is not None:
+        progress.watched = federation.faults.saw(served.step.update, progress.watched)
+    notes = settle(progress, kept, served.step)
     progress.clients.write(kept, own)
     sent = [*trained.up.values(), *(probed.values() if method.reports else ())]
     _count(federation, progress, plan, (numbers(down.values()), numbers(sent)))
-    loss = losses["loss"][cohort.steps > 0].mean()  # NaN when nobody trained
+    loss = losses["loss"][served.cohort.steps > 0].mean()  # NaN when nobody trained
     return Exchanged(kept, float(loss), notes, faults=who)
 
 
@@ -145,7 +149,7 @@ def _count(federation: Federation, progress: Progress, plan: Plan, moved: tuple[
     meter.server_state = numbers(progress.server.values()) + len(progress.slots) * progress.slots.width
 
 
-def _late(federation: Federation, t: int, draw: Draw) -> dict[str, list[int]]:
+def late(federation: Federation, t: int, draw: Draw) -> dict[str, list[int]]:
     """Return who of those that dropped out came too late, as faults are listed."""
     if federation.faults is None:
         return {}

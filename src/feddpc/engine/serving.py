@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -10,44 +11,52 @@ from torch import Tensor
 
 from feddpc.engine.federation import Federation, Ints, Progress, gather
 from feddpc.methods.base import Cohort, Method, State, Step
+from feddpc.privacy import Mechanism
+from feddpc.robust.defence import Defence
 
 
 class Served(NamedTuple):
-    """Whose answers counted (a mask), they as a cohort, and what the method notes of the round."""
+    """Whose answers counted (a mask), they as a cohort, and the step that the server makes of them."""
 
     good: Tensor
     cohort: Cohort
-    notes: dict[str, float]
+    step: Step
 
 
 def serve(
-    federation: Federation, method: Method, progress: Progress, ids: Ints, up: State, cohort: Cohort, least: int = 1
+    method: Method,
+    progress: Progress,
+    up: State,
+    cohort: Cohort,
+    again: Callable[[Ints], Cohort],
+    defence: Defence | None,
+    privacy: Mechanism | None = None,
+    least: int = 1,
 ) -> Served | None:
-    """Let the server move the model with what clients ``ids`` sent, all of it finite.
+    """Return the step that the server makes of what a cohort sent, all of it finite.
 
-    None, and nothing moves, if fewer than ``least`` are within the bound on norms.
+    ``again`` returns the cohort of fewer clients. The result is None if fewer than ``least`` are within the bound on
+    norms.
     """
-    defence, t = federation.defence, cohort.round
-    good = torch.ones(len(ids), dtype=torch.bool, device=progress.w.device)
-    if defence is not None:
-        good, progress.watched = defence.screen(up, cohort.steps > 0, progress.watched)
-        if not bool(good.all()):
-            _, (up,) = only(good, ids, up)
-            _, cohort = gather(federation, method, progress, t, ids[good.cpu().numpy()])
-    if len(cohort.clients) < least:
+    w, server = progress.w, progress.server
+    if defence is None:
+        rule = method.aggregate if privacy is None else partial(privacy.step, method)
+        good = torch.ones(len(cohort.clients), dtype=torch.bool, device=w.device)
+        return Served(good, cohort, rule(w, server, up, cohort))
+    ids: Ints = cohort.clients.cpu().numpy()
+    good, progress.watched = defence.screen(up, cohort.steps != 0, progress.watched)
+    if int(good.sum()) < least:
         return None
-    if defence is not None and defence.rule is not None:
-        chosen, rows = defence.judge(method.rows(progress.server, up, cohort), cohort.steps > 0)
-        if not bool(chosen.all()):
-            good = good.masked_scatter(good, chosen)
-            _, cohort = gather(federation, method, progress, t, ids[good.cpu().numpy()])
-        step = method.combine(progress.w, progress.server, rows, cohort)
-    else:
-        rule = method.aggregate if federation.privacy is None else partial(federation.privacy.step, method)
-        step = rule(progress.w, progress.server, up, cohort)
-    if federation.faults is not None:
-        progress.watched = federation.faults.saw(step.update, progress.watched)
-    return Served(good, cohort, settle(progress, ids[good.cpu().numpy()], step))
+    if not bool(good.all()):
+        kept, (up,) = only(good, ids, up)
+        cohort = again(kept)
+    if defence.rule is None:
+        return Served(good, cohort, method.aggregate(w, server, up, cohort))
+    chosen, rows = defence.judge(method.rows(server, up, cohort), cohort.steps != 0)
+    if not bool(chosen.all()):
+        good = good.masked_scatter(good, chosen)
+        cohort = again(ids[good.cpu().numpy()])
+    return Served(good, cohort, method.combine(w, server, rows, cohort))
 
 
 def nobody(federation: Federation, method: Method, progress: Progress, t: int) -> dict[str, float]:

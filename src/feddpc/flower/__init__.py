@@ -2,7 +2,8 @@
 
 ``FedDPC`` (and the same for every method whose clients run plain local SGD) stands in for Flower's own ``FedAvg`` with
 an unchanged client app; ``strategy``, ``server_app`` and ``client_app`` run any registered method, its client half at
-the client; ``InProcessGrid`` runs an app in one process. Flower itself, the extra ``flower``, is imported on first use.
+the client; ``InProcessGrid`` runs an app in one process, and on a ``FaultyGrid`` some nodes misbehave. Flower itself,
+the extra ``flower``, is imported on first use.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from feddpc.flower.versions import check_flwr
 
 _HOMES = {
+    "FaultyGrid": "feddpc.flower.faulty",
     "InProcessGrid": "feddpc.flower.grid",
     "client_app": "feddpc.flower.client",
     "dealt": "feddpc.flower.sources",

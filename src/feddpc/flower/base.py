@@ -23,8 +23,9 @@ from torch import Tensor
 from feddpc.engine.federation import Progress
 from feddpc.engine.memory import Memory
 from feddpc.engine.rounds import Record
-from feddpc.flower.screening import Bounds, Refusal, alike, only_metrics, sift
-from feddpc.flower.wire import Layout
+from feddpc.engine.serving import Served
+from feddpc.flower.screening import Bounds, Refusal, alike, sift
+from feddpc.flower.wire import Layout, only_record
 from feddpc.methods.base import Method, State
 from feddpc.options import whole
 from feddpc.run import checkpoint
@@ -137,7 +138,7 @@ class MethodStrategy(FedAvg):
         nodes = {m.metadata.dst_node_id: i for i, m in enumerate(self._sent)}
 
         def read(_: int, content: RecordDict) -> RecordDict:
-            self.bounds.examples(only_metrics(content).get(self.weighted_by_key))
+            self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
             return content
 
         good, refused = sift(replies, self._sent, nodes, t, read)
@@ -218,6 +219,7 @@ class MethodStrategy(FedAvg):
             dropped=sorted(dropped),
             rejected=sorted({r.client for r in refused if r.client is not None} - set(kept.tolist())),
             notes={**more.get("notes", {}), "refused": float(len(refused))},
+            faults=more.get("faults", {}),
         )
         self.records.append(record)
         if not len(kept):
@@ -235,6 +237,12 @@ class MethodStrategy(FedAvg):
             self._listed.append("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in refused).encode())
             self._listed.sync()
         checkpoint.save(run.checkpoint, self.now, run.records.mark, beside={REFUSALS: self._listed.mark})
+
+    def chosen(self, t: int, ids: Ints, served: Served | None, nodes: dict[int, int]) -> tuple[Ints, list[Refusal]]:
+        """Return whose updates the server took, and the others as refusals; ``nodes`` are the clients'."""
+        good = np.zeros(len(ids), bool) if served is None else served.good.numpy()
+        reason = "its update is much longer than usual, or the robust rule did not choose it"
+        return ids[good], [Refusal(t, nodes[client], client, reason) for client in ids[~good].tolist()]
 
     def accept(self, t: int, kept: Ints, nodes: dict[int, int]) -> None:
         """Remember whose replies counted in round ``t``; a client learns it the next time it is asked."""

@@ -17,8 +17,7 @@ from feddpc.engine import sampler
 from feddpc.engine.federation import Federation
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Local, Method, State
-from feddpc.robust import defence, rules
-from feddpc.run import private
+from feddpc.run import private, wary
 from feddpc.run.config import Config
 from feddpc.task import Batch, Rows, Task
 
@@ -115,7 +114,8 @@ def federation_of(config: Config, sizes: Ints, d: int, secret: int | None = None
         lr_decay=config.lr_decay,
         weighting=config.weighting,
         privacy=privacy,
-        defence=defence.make(rules.make(config.rule, **config.rule_options), config.screen),
+        faults=wary.faults_of(config, config.clients),
+        defence=wary.defence_of(config),
     )
 
 

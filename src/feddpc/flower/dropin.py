@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -18,46 +19,19 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 
 from feddpc import methods
-from feddpc.engine.serving import settle
+from feddpc.engine.serving import Served, serve, settle
 from feddpc.errors import BadInputError
-from feddpc.flower.base import NEVER, MethodStrategy
-from feddpc.flower.screening import Bounds, alike, only_metrics, sift
-from feddpc.flower.wire import Layout, RefusedError
-from feddpc.methods.base import DATA_HOOKS, Cohort, Local, Method, State, overrides
+from feddpc.flower.base import NEVER, Ints, MethodStrategy
+from feddpc.flower.plain import cohort_of, knows_clients, sends_plain_updates, streams
+from feddpc.flower.screening import Bounds, alike, sift
+from feddpc.flower.wire import Layout, RefusedError, only_record
+from feddpc.methods.base import Cohort, Method, State
+from feddpc.methods.feddpc import Stream
 from feddpc.options import positive, whole
+from feddpc.run import wary
 from feddpc.run.config import Config
 
-#: What the client half of a method consists of, but for ``broadcast`` and ``finish``.
-CLIENT_HOOKS = ("start", "objective", "correct", "step", "init_client", "probes", "surveys", "asked", "trains")
 MANY = 1 << 31  #: a population nobody counts
-
-
-def sends_plain_updates(method: Method) -> bool:
-    """Say whether clients of ``method`` run plain local SGD and send nothing but their update.
-
-    >>> [sends_plain_updates(methods.create(name)) for name in ("feddpc", "fedprox", "mifa")]
-    [True, False, True]
-    >>> sends_plain_updates(methods.create("feddpc", form="client"))
-    False
-    """
-    if any(overrides(method, hook) for hook in (*CLIENT_HOOKS, *DATA_HOOKS)):
-        return False
-    w, y = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
-    # These two may do something of their own for some hyper-parameters only: let them say.
-    if overrides(method, "broadcast") and method.broadcast(w, method.init_server(w, 2), {}, _cohort(2)):
-        return False
-    up, own = method.finish(y, Local(w, {}, {}, 0.1, torch.tensor(1.0)))
-    return not own and up.keys() == {"delta"} and torch.equal(up["delta"], w - y)
-
-
-def knows_clients(method: Method) -> bool:
-    """Say whether the server of ``method`` remembers something of every client, so that it must know how many."""
-    w = torch.zeros(2)
-    try:
-        few, many = ({k: v.shape for k, v in method.init_server(w, n).items()} for n in (10_000, 10_001))
-    except BadInputError:  # it asks for one particular number of clients
-        return True
-    return few != many or bool(method.init_slot(w))
 
 
 class PlainStrategy(MethodStrategy):
@@ -68,6 +42,8 @@ class PlainStrategy(MethodStrategy):
         weighting: ``uniform``, as in the papers, or ``samples``, by the count that replies carry, as in Flower.
         population: how many clients there are; for methods that remember every client.
         min_replies, max_norm, max_examples, folder: see ``docs/flower.md``.
+        rule, rule_options: a robust rule in the place of the mean, see ``docs/attacks.md``.
+        screen: ``{"norm": 5}`` turns away updates longer than five median norms of late.
         hyper: the method's hyper-parameters.
     """
 
@@ -93,17 +69,22 @@ class PlainStrategy(MethodStrategy):
         max_norm: float | None = None,
         max_examples: int = 10**9,
         folder: str | Path | None = None,
+        rule: str = "mean",
+        rule_options: Mapping[str, Any] | None = None,
+        screen: Mapping[str, Any] | None = None,
         **hyper: Any,
     ) -> None:
         given = locals()
         flower = {name: given[name] for name in inspect.signature(FedAvg).parameters}
-        if "form" in get_type_hints(self.made_from) and _streams(self.made_from):
+        if "form" in get_type_hints(self.made_from) and streams(self.made_from):
             hyper.setdefault("form", "streaming")
         method = methods.create(self.made_from.name, **hyper)
         bounds = Bounds(max_norm, max_examples)
         super().__init__(method, bounds=bounds, min_replies=min_replies, folder=folder, flower=flower)
         self.server_lr, self.weighting = positive("server_lr", server_lr), weighting
         self._population = None if population is None else whole("population", population, 1)
+        self._wary = wary.complete(Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {})))
+        self.defence = wary.defence_of(self._wary)
         self._clients: dict[int, int] = {}
         self._check()
 
@@ -124,7 +105,7 @@ class PlainStrategy(MethodStrategy):
                 f"{method.name} with weighting='samples' needs the sizes of clients that never came: use 'uniform'"
             )
         w, n = torch.ones(2), self._population or 2
-        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, _cohort(1, n, method, w))
+        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, cohort_of(1, n, method, w))
         if not bool(step.update.isfinite().all()):
             raise BadInputError(
                 f"{method.name} with {method.hyper()} needs every client's number of local steps, which a client app "
@@ -136,9 +117,9 @@ class PlainStrategy(MethodStrategy):
         known = {"method": self.method.name, "hyper": self.method.hyper(), "weighting": self.weighting}
         rates = {"lr": 1.0, "server_lr": self.server_lr}  # updates are taken as they come
         clients = {"clients": self._population or 1, "cohort": 1}
-        return Config.read(
-            {**known, **rates, **clients, "rounds": rounds, "engine": "flower", "data": "flower", "model": "flower"}
-        )
+        guards = {key: getattr(self._wary, key) for key in ("rule", "rule_options", "screen")}
+        names = dict.fromkeys(("engine", "data", "model"), "flower")
+        return Config.read({**known, **rates, **clients, **guards, **names, "rounds": rounds})
 
     @functools.cached_property
     def _buffer(self) -> Tensor:
@@ -176,22 +157,35 @@ class PlainStrategy(MethodStrategy):
         sampled = [message.metadata.dst_node_id for message in self._sent]
         self._name(sampled)
         nodes = {node: self._clients[node] for node in sampled}
-        good, refused = sift(replies, self._sent, nodes, t, self._read)
+        one_by_one = getattr(self.method, "form", None) == "streaming" and self.defence is None
+        # Flower hands over a list. A grid that brings replies one by one lets the server forget each of them at once.
+        arriving = one_by_one and not isinstance(replies, list)
+        stream = Stream(self.method, self.now.server["delta"]) if arriving else None  # type: ignore[arg-type]
+        good, refused = sift(replies, self._sent, nodes, t, partial(self._read, stream))
         ids = np.array(list(good), dtype=np.int64)
         silent = set(nodes.values()) - set(good) - {r.client for r in refused}
         if len(good) < self.min_replies:
             self.keep(t, ids[:0], silent, refused)
             return None, None
-        lazy = getattr(self.method, "form", None) == "streaming"
-        updates = Updates(
-            self.now.w, self.layout, [reply.arrays for reply in good.values()], self._buffer if lazy else None
-        )
-        counts = np.array([reply.examples for reply in good.values()], dtype=np.float64)
-        cohort = self._gathered(t, ids, counts)
-        up: State = {"delta": updates if lazy else torch.stack(list(updates))}  # type: ignore[dict-item]
-        notes = settle(self.now, ids, self.method.aggregate(self.now.w, self.now.server, up, cohort))
-        self.accept(t, ids, {client: node for node, client in nodes.items()})
-        contents = [reply.content for reply in good.values()]
+        again = partial(self._gathered, t, {client: reply.examples for client, reply in good.items()})
+        if stream is not None:
+            served: Served | None = Served(
+                torch.ones(len(ids), dtype=torch.bool), again(ids), stream.step(self.server_lr)
+            )
+        else:
+            arrays = [reply.arrays for reply in good.values()]
+            updates = Updates(self.now.w, self.layout, arrays, self._buffer if one_by_one else None)
+            up: State = {"delta": updates if one_by_one else torch.stack(list(updates))}  # type: ignore[dict-item]
+            served = serve(self.method, self.now, up, again(ids), again, self.defence, least=self.min_replies)
+        named = {client: node for node, client in nodes.items()}
+        ids, turned_away = self.chosen(t, ids, served, named)
+        refused += turned_away
+        if served is None:
+            self.keep(t, ids, silent, refused)
+            return None, None
+        notes = settle(self.now, ids, served.step)
+        self.accept(t, ids, named)
+        contents = [good[client].content for client in ids.tolist()]
         metrics = self.train_metrics_aggr_fn(alike(contents), self.weighted_by_key)
         record = self.keep(t, ids, silent, refused, notes=notes)
         metrics.update({"replies": len(ids), **record.notes})
@@ -204,17 +198,21 @@ class PlainStrategy(MethodStrategy):
         self._clients |= dict(zip(new, ids.tolist(), strict=True))
         self.accept(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
 
-    def _read(self, client: int, content: RecordDict) -> Reply:
+    def _read(self, stream: Stream | None, client: int, content: RecordDict) -> Reply:
+        """Check a reply; with a stream, its update goes there and the arrays are forgotten."""
         if self._population is not None and client >= self._population:
             raise RefusedError(f"there are {self._population} clients already: begin again with a larger population")
-        if len(content.array_records) != 1:
-            raise RefusedError(f"it has {len(content.array_records)} array records, not one")
-        arrays = next(iter(content.array_records.values()))
+        arrays = only_record(content, ArrayRecord)
         self.bounds.check("the update", self.layout.update(self.now.w, arrays, self._buffer))
-        examples = self.bounds.examples(only_metrics(content).get(self.weighted_by_key))
-        return Reply(content, arrays, examples)
+        examples = self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
+        if stream is None:
+            return Reply(content, arrays, examples)
+        stream.add(self._buffer, float(examples) if self.weighting == "samples" else 1.0)
+        light = RecordDict({key: record for key, record in content.items() if isinstance(record, MetricRecord)})
+        return Reply(light, ArrayRecord(), examples)
 
-    def _gathered(self, t: int, ids: np.ndarray, counts: np.ndarray) -> Cohort:
+    def _gathered(self, t: int, examples: Mapping[int, int], ids: Ints) -> Cohort:
+        counts = np.array([examples[client] for client in ids.tolist()], dtype=np.float64)
         weights = counts / counts.sum() if self.weighting == "samples" else np.full(len(ids), 1 / len(ids))
         return Cohort(
             round=t,
@@ -269,22 +267,3 @@ def _made(cls: type[Method]) -> type[PlainStrategy]:
     about = {"made_from": cls, "__doc__": doc, "__module__": "feddpc.flower"}
     made = type(cls.__name__, (PlainStrategy,), about | {"__signature__": inspect.Signature([*own, *hyper])})
     return made
-
-
-def _streams(cls: type[Method]) -> bool:
-    return "streaming" in get_args(get_type_hints(cls)["form"])
-
-
-def _cohort(m: int, population: int = 2, method: Method | None = None, w: Tensor | None = None) -> Cohort:
-    """Return a cohort to try a method on."""
-    rest = {} if method is None or w is None else method.init_slot(w)
-    return Cohort(
-        round=1,
-        clients=torch.arange(m),
-        population=population,
-        weights=torch.full((m,), 1 / m, dtype=torch.float64),
-        steps=torch.full((m,), torch.nan, dtype=torch.float64),
-        client_lr=1.0,
-        server_lr=1.0,
-        slots={k: v.expand(m, *v.shape).clone() for k, v in rest.items()},
-    )

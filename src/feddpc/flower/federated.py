@@ -19,18 +19,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.engine.asking import ask, survey
-from feddpc.engine.federation import Federation, gather
-from feddpc.engine.serving import nobody, screen, serve
+from feddpc.engine.federation import Federation, gather, regather
+from feddpc.engine.rounds import late
+from feddpc.engine.serving import nobody, screen, serve, settle
 from feddpc.errors import BadInputError
 from feddpc.flower import preparing
 from feddpc.flower.base import MethodStrategy
 from feddpc.flower.census import Served, expected, federation_of
 from feddpc.flower.enrolment import Roll
+from feddpc.flower.faulty import replace_uploads, tamper, uploads
 from feddpc.flower.holdings import Holdings
 from feddpc.flower.orders import Orders
 from feddpc.flower.queries import Desk
-from feddpc.flower.screening import Refusal, only_metrics, sift
-from feddpc.flower.wire import ORDERS, RefusedError, arrays_of, expect, pack, tensor
+from feddpc.flower.screening import sift
+from feddpc.flower.wire import ORDERS, RefusedError, arrays_of, expect, only_record, pack, tensor
 from feddpc.methods.base import Method, State, overrides
 from feddpc.methods.world import World
 from feddpc.run import checkpoint, private
@@ -128,7 +130,8 @@ class FederatedStrategy(MethodStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Let the server rule move the model with the replies that can be used."""
-        t, federation = self._offset + server_round, self.federation
+        t, federation, replies = self._offset + server_round, self.federation, list(replies)
+        faults = self._tampered(t, replies)
         good, refused = sift(replies, self._sent, self.roll.nodes, t, partial(self._read, t))
         refused = self.desk.refused + refused
         ids = np.array(list(good), dtype=np.int64)
@@ -136,25 +139,30 @@ class FederatedStrategy(MethodStrategy):
         dropped = silent | set(federation.draw(t).dropped.tolist())
         if len(good) < self.min_replies:
             if len(self._invited) and federation.privacy is None:
-                self.keep(t, ids[:0], dropped, refused)
+                self.keep(t, ids[:0], dropped, refused, faults=faults)
                 return None, None
             # Nobody was invited, or noise has to hide that nobody came: the method has a rule for that.
             notes = nobody(federation, self.method, self.now, t)
-            record = self.keep(t, ids[:0], dropped, refused, notes=notes)
+            record = self.keep(t, ids[:0], dropped, refused, notes=notes, faults=faults)
             return self.arrays(), MetricRecord({"replies": 0, **record.notes})
         _, cohort = gather(federation, self.served, self.now, t, ids)
         up, nodes = self._stacked(list(good.values())), {client: node for node, client in self.roll.nodes.items()}
-        served = serve(federation, self.method, self.now, ids, up, cohort, self.min_replies)
-        chosen = np.zeros(len(ids), bool) if served is None else served.good.numpy()
-        reason = "its update is longer than usual, or the robust rule left it out"
-        refused += [Refusal(t, nodes[client], client, reason) for client in ids[~chosen].tolist()]
+        again = partial(regather, federation, self.served, self.now, t)
+        served = serve(
+            self.method, self.now, up, cohort, again, federation.defence, federation.privacy, self.min_replies
+        )
+        ids, turned_away = self.chosen(t, ids, served, nodes)
+        refused += turned_away
         if served is None:
-            self.keep(t, ids[:0], dropped, refused)
+            self.keep(t, ids, dropped, refused, faults=faults)
             return None, None
-        ids, losses = ids[chosen], torch.tensor([upload.loss for upload in good.values()], dtype=self.now.w.dtype)
+        if federation.faults is not None:
+            self.now.watched = federation.faults.saw(served.step.update, self.now.watched)
+        notes = settle(self.now, ids, served.step)
+        losses = torch.tensor([upload.loss for upload in good.values()], dtype=self.now.w.dtype)
         self.accept(t, ids, nodes)
         loss = float(losses[served.good][served.cohort.steps > 0].mean())  # NaN when nobody trained
-        record = self.keep(t, ids, dropped, refused, loss=loss, notes=served.notes)
+        record = self.keep(t, ids, dropped, refused, loss=loss, notes=notes, faults=faults)
         return self.arrays(), MetricRecord({"replies": len(ids), "train-loss": loss, **record.notes})
 
     def configure_evaluate(
@@ -256,7 +264,7 @@ class FederatedStrategy(MethodStrategy):
     def _read(self, t: int, client: int, content: RecordDict) -> Upload:
         if self.desk.about(content, t).get("client") != client:
             raise RefusedError(f"it says it is another client than {client}")
-        metrics = only_metrics(content)
+        metrics = only_record(content, MetricRecord)
         examples = self.bounds.examples(metrics.get("num-examples"))
         if examples != self.roll.sizes[client]:
             raise RefusedError(f"it counts {examples} examples, but {self.roll.sizes[client]} when it enrolled")
@@ -269,10 +277,20 @@ class FederatedStrategy(MethodStrategy):
             self.bounds.check(key, tensor(arrays[key], key, look))
         return Upload(arrays, loss)
 
+    def _tampered(self, t: int, replies: list[Message]) -> dict[str, list[int]]:
+        """Let clients misbehave that shall; return who did what, as faults are listed."""
+        injected = self.federation.faults
+        if injected is None:
+            return {}
+        changed = tamper(injected, t, replies, self.roll.nodes, self.now.watched, uploads, replace_uploads)
+        self.now.watched = changed.memory
+        return late(self.federation, t, self.federation.draw(t)) | changed.who
+
     def _stacked(self, uploads: list[Upload]) -> State:
         """Return the uploads as the server rule wants them: stacked, or one at a time where it can take them so."""
         rows = {key: _Rows(uploads, key, look) for key, look in self._looks.items()}
-        if getattr(self.method, "form", None) == "streaming" and self.federation.privacy is None:
+        guarded = self.federation.privacy is not None or self.federation.defence is not None
+        if getattr(self.method, "form", None) == "streaming" and not guarded:
             return rows  # type: ignore[return-value]
         return {key: torch.stack(list(row)) for key, row in rows.items()}
 

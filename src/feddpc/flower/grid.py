@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.app.message.message import make_message
@@ -14,6 +14,8 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from feddpc.flower.wire import arrays_of
 
 SERVER = 1  #: the node id of a server in Flower
 CRASHED = 2  #: Flower's code for an exception in a client app
@@ -33,6 +35,8 @@ class InProcessGrid(Grid):
         nodes: how many there are; node ``i`` has the partition id ``i``.
         run_config: what the apps find in ``context.run_config``.
         node_config: what they find in ``context.node_config`` beside ``partition-id`` and ``num-partitions``.
+        one_by_one: let a node work only when its reply is asked for, so that a server that takes replies as they come
+            never holds two of them.
     """
 
     def __init__(
@@ -42,8 +46,10 @@ class InProcessGrid(Grid):
         *,
         run_config: UserConfig | None = None,
         node_config: UserConfig | None = None,
+        one_by_one: bool = False,
     ) -> None:
         apps = app if isinstance(app, list) else [app] * nodes
+        self.one_by_one = one_by_one
         self._run = Run.create_empty(run_id=1)
         self._number = itertools.count(1)
         self._replies: dict[str, list[Message]] = {}
@@ -96,14 +102,15 @@ class InProcessGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies; nodes run one after the other until ``timeout`` is over."""
-        end = time.monotonic() + (float("inf") if timeout is None else timeout)
-        replies: list[Message] = []
+        replies = self._replying(messages, time.monotonic() + (float("inf") if timeout is None else timeout))
+        return replies if self.one_by_one else list(replies)
+
+    def _replying(self, messages: Iterable[Message], end: float) -> Iterator[Message]:
         for message in messages:
             came = self.pull_messages(self.push_messages([message]))
             if time.monotonic() >= end:
-                break  # it came too late, and so would the others
-            replies += came
-        return replies
+                return  # it came too late, and so would the others
+            yield from came
 
     def deliver(self, message: Message) -> list[Message]:
         """Return what comes back for one message."""
@@ -137,7 +144,7 @@ def carried(message: Message) -> Message:
     arrived = _through_bytes(make_message(message.metadata, light))
     for key, parts in numbers.items():
         for name, data in parts.items():
-            arrived.content.array_records[key][name].data = data
+            arrays_of(arrived.content, key)[name].data = data
     return arrived
 
 

@@ -16,8 +16,8 @@ from feddpc.data.batches import Plan
 from feddpc.errors import BadInputError
 from feddpc.flower.enrolment import Roll
 from feddpc.flower.orders import Orders
-from feddpc.flower.screening import Bounds, Refusal, only_metrics, sift
-from feddpc.flower.wire import ORDERS, REPLY, RefusedError, arrays_of, expect, pack, tensor, unpack
+from feddpc.flower.screening import Bounds, Refusal, sift
+from feddpc.flower.wire import ORDERS, REPLY, RefusedError, arrays_of, expect, only_record, pack, tensor, unpack
 from feddpc.methods.base import Method, State
 from feddpc.task import Task
 
@@ -120,7 +120,7 @@ class Desk:
         return good
 
     def _size(self, content: RecordDict) -> int:
-        return self.bounds.examples(only_metrics(content).get("num-examples"))
+        return self.bounds.examples(only_record(content, MetricRecord).get("num-examples"))
 
     def _finite(self, state: State) -> State:
         for key, value in state.items():

@@ -10,11 +10,11 @@ from logging import WARNING
 from typing import TypeVar
 
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, Metadata, MetricRecord, RecordDict
 from flwr.common.logger import log
 from torch import Tensor
 
-from feddpc.flower.wire import REFUSED, REPLY, RefusedError
+from feddpc.flower.wire import REFUSED, REPLY, RefusedError, only_record
 from feddpc.methods.algebra import square
 from feddpc.options import positive, whole
 
@@ -80,17 +80,18 @@ def sift(
     asked, in the round in which it was asked, and once. Errors name no node when that node is gone: then the message
     that they answer tells.
     """
-    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     good: dict[int, T] = {}
     refused: list[Refusal] = []
+    sent = list(sent)
+    nodes = {message.metadata.dst_node_id for message in sent}
     for reply in replies:
         about = reply.metadata
-        node = asked.get(about.reply_to_message_id, about.src_node_id) if reply.has_error() else about.src_node_id
+        node = _addressee(about, sent) if reply.has_error() else about.src_node_id
         client = clients.get(node)
         try:
             if reply.has_error():
                 raise RefusedError(f"error {reply.error.code}: {str(reply.error.reason).strip()[-500:]}")
-            if client is None or node not in asked.values():
+            if client is None or node not in nodes:
                 raise RefusedError("it was not asked")
             if about.group_id != str(round):
                 raise RefusedError(f"it answers for round {about.group_id or 'none'}, not {round}")
@@ -106,17 +107,16 @@ def sift(
     return dict(sorted(good.items())), refused
 
 
-def only_metrics(content: RecordDict) -> MetricRecord:
-    """Return the one metric record of a reply, as Flower wants it, or refuse the reply."""
-    if len(content.metric_records) != 1:
-        raise RefusedError(f"it has {len(content.metric_records)} metric records, not one")
-    return next(iter(content.metric_records.values()))
+def _addressee(about: Metadata, sent: list[Message]) -> int:
+    """Return the node that was sent the message which this one answers."""
+    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    return asked.get(about.reply_to_message_id, about.src_node_id)
 
 
 def alike(contents: list[RecordDict]) -> list[RecordDict]:
     """Return the replies whose metrics have the most common names and kinds: only these can be averaged."""
     kinds = [
-        tuple(sorted((k, len(v) if isinstance(v, list) else 0) for k, v in only_metrics(content).items()))
+        tuple(sorted((k, len(v) if isinstance(v, list) else 0) for k, v in only_record(content, MetricRecord).items()))
         for content in contents
     ]
     common = Counter(kinds).most_common(1)

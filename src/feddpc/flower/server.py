@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -23,9 +23,10 @@ from feddpc.flower.holdings import Holdings, Reserve
 from feddpc.flower.screening import Bounds
 from feddpc.methods.base import Method
 from feddpc.privacy.mechanism import check
-from feddpc.run import private
-from feddpc.run.config import Config
+from feddpc.run import private, wary
+from feddpc.run.config import PARTS, Config
 
+S = TypeVar("S", bound=FederatedStrategy)
 #: Seconds that a server waits for its clients to come.
 WAIT = 600.0
 
@@ -75,6 +76,7 @@ def strategy(
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
     settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
+    settings = wary.complete(settings)
     if settings.privacy:
         check(method)
         settings = dataclasses.replace(settings, privacy=private.complete(settings))
@@ -106,7 +108,8 @@ def server_app(
     """Return a server app that runs ``rounds`` rounds of :func:`strategy`; ``settings`` are that function's.
 
     The app's configuration (``[tool.flwr.app.config]``, or ``flwr run -c "rounds=5 hyper.lam=0.5"``) comes before what
-    is given here: its keys are those of the configuration, with - or _, and ``hyper.NAME`` for hyper-parameters.
+    is given here: its keys are those of the configuration, with - or _, ``hyper.NAME`` for hyper-parameters, and
+    ``privacy.clip``, ``screen.norm``, ``faults.sign_flip`` for the options of a part.
 
     Args:
         method: a method, or its name.
@@ -115,19 +118,30 @@ def server_app(
         on_result: called with the strategy and Flower's result at the end.
         settings: everything else.
     """
+    return app_of(strategy, method, rounds, deadline, on_result, settings)
+
+
+def app_of(
+    make: Callable[..., S],
+    method: Method | str,
+    rounds: int,
+    deadline: float,
+    on_result: Callable[[S, Result], object] | None,
+    settings: Mapping[str, Any],
+) -> ServerApp:
+    """Return a server app that runs what ``make`` makes of a method, the settings and the app's configuration."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        told = from_run_config(context.run_config)
-        chosen = told.pop("method", method)
-        if isinstance(chosen, str):
-            told["hyper"] = {**settings.get("hyper", {}), **told.get("hyper", {})}
-        elif told.pop("hyper", None):
+        told: dict[str, Any] = {"method": method, "rounds": rounds, "deadline": deadline, **settings}
+        for key, value in from_run_config(context.run_config).items():
+            told[key] = {**told.get(key, {}), **value} if isinstance(value, dict) else value
+        if not isinstance(told["method"], str) and told.get("hyper"):
             raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
-        last = told.pop("rounds", rounds)
-        made = strategy(chosen, **{**settings, "rounds": last, **told})
-        result = made.start(grid, made.initial_arrays(), num_rounds=last, timeout=deadline)
+        timeout = told.pop("deadline")
+        made = make(**told)
+        result = made.start(grid, made.initial_arrays(), num_rounds=told["rounds"], timeout=timeout)
         if on_result is not None:
             on_result(made, result)
 
@@ -137,15 +151,18 @@ def server_app(
 def from_run_config(values: Any) -> dict[str, Any]:
     """Return what an app's configuration says about the experiment; other keys are the app's own.
 
-    >>> from_run_config({"client-lr": 0.1, "hyper.lam": 0.5, "greeting": "hello"})
-    {'client_lr': 0.1, 'hyper': {'lam': 0.5}}
+    >>> from_run_config({"client-lr": 0.1, "hyper.lam": 0.5, "screen.norm": 5.0, "folder": "", "greeting": "hello"})
+    {'client_lr': 0.1, 'hyper': {'lam': 0.5}, 'screen': {'norm': 5.0}}
     """
-    known = {"client_lr", "folder", "min_replies", "min_available_nodes", "wait", *Config.__dataclass_fields__}
+    tables = {"hyper": "hyper", **PARTS}
+    known = {"client_lr", "deadline", "folder", "min_replies", "min_available_nodes", "max_norm", "wait"}
+    known |= Config.__dataclass_fields__.keys() - set(tables.values())
     told: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
-        if name.startswith("hyper."):
-            told.setdefault("hyper", {})[name.removeprefix("hyper.")] = value
-        elif name in known - {"hyper"}:
+        table, _, option = name.partition(".")
+        if option and table in tables:
+            told.setdefault(tables[table], {})[option] = value
+        elif name in known and (name, value) != ("folder", ""):
             told[name] = value
     return told

@@ -10,17 +10,18 @@ import functools
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.methods.base import State
 
+R = TypeVar("R", ArrayRecord, MetricRecord)
 #: The longest header of an array that is read.
 HEADER = 1 << 12
 FLOATS = ("float32", "float64")
@@ -170,3 +171,16 @@ def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
     """Return an array record of a message; an absent one is empty."""
     found = content.get(key)
     return found if isinstance(found, ArrayRecord) else ArrayRecord()
+
+
+def only_record(content: RecordDict, kind: type[R]) -> R:
+    """Return the one record of a kind in a message, as Flower's strategies want it, or refuse the message.
+
+    Flower's own ``content.array_records`` ties the content into a cycle, so that a model would stay in memory until
+    the garbage collector comes.
+    """
+    found = [record for record in content.values() if isinstance(record, kind)]
+    if len(found) != 1:
+        what = kind.__name__.removesuffix("Record").lower()
+        raise RefusedError(f"it has {len(found)} {what} records, not one")
+    return found[0]

@@ -112,7 +112,7 @@ class FedDPC(Method):
             stream = Stream(self, g)
             for u_d, weight, steps in zip(u_md, cohort.weights, cohort.steps, strict=True):
                 stream.add(u_d / steps if self.normalise_by_steps else u_d, weight)
-            delta, notes = stream.result(cohort.client_lr)
+            return stream.step(cohort.server_lr, cohort.client_lr)
         else:
             shrink_m = 1 / cohort.steps if self.normalise_by_steps else torch.ones_like(cohort.weights)
             delta, notes = self.direction(u_md, g, cohort.weights, shrink_m / cohort.client_lr)
@@ -228,6 +228,11 @@ class Stream:
         counts = (~guarded_1[0]).double() if self.rule.guard == "exclude" else 1.0
         self.weight = self.weight + weight * counts
         self.looks.append((s_1, look.cosine_m, look.x2_m, guarded_1))
+
+    def step(self, server_lr: float, client_lr: float = 1.0) -> Step:
+        """Return the server's step along Delta_t."""
+        delta, notes = self.result(client_lr)
+        return Step(delta, rate=server_lr, server={"delta": delta}, notes=notes)
 
     def result(self, client_lr: float = 1.0) -> tuple[Tensor, State]:
         """Return Delta_t, the weighted mean of what came in over ``client_lr``, and the round's diagnostics."""

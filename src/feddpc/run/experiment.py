@@ -33,8 +33,7 @@ from feddpc.methods.base import Method, State
 from feddpc.methods.world import Ids, World, reserved
 from feddpc.models.flat import Flat
 from feddpc.privacy import Mechanism
-from feddpc.robust import defence, faults, rules
-from feddpc.run import private
+from feddpc.run import private, wary
 from feddpc.run.config import Config
 from feddpc.run.process import set_precision, set_threads
 from feddpc.run.validation import held_counts, held_out, judge
@@ -176,8 +175,8 @@ def prepare(
         evaluate=task.evaluate,
         validate=judge(task, data, held),
         privacy=private.mechanism(config),
-        faults=faults.make(config.faults, population=len(partition), seed=config.seed),
-        defence=defence.make(rules.make(config.rule, **config.rule_options), config.screen),
+        faults=wary.faults_of(config, len(partition)),
+        defence=wary.defence_of(config),
     )
     return Setting(config, data, partition, federation, task, task.initial(), reserve, held)
 
@@ -270,9 +269,7 @@ def complete(
     changes["device"] = resolve_device(config.device)
     changes["participation_options"] = sampler.options(config.participation) | config.participation_options
     changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
-    changes["rule_options"] = rules.options(config.rule) | config.rule_options
-    changes |= {"screen": defence.complete(config.screen), "faults": faults.complete(config.faults)}
-    config = dataclasses.replace(config, **changes)
+    config = wary.complete(dataclasses.replace(config, **changes))
     return dataclasses.replace(config, privacy=private.complete(config))
 
 

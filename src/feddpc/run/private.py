@@ -76,6 +76,11 @@ def _check(config: Config, delta: float) -> None:
             "scaling = 'channel' cannot be run with privacy: it uses means and deviations of all clients' data, "
             "without noise: use 'half' or 'unit'"
         )
+    if config.rule != "mean" or config.screen:
+        raise BadInputError(
+            "rule and screen cannot be run with privacy: what they do with one client's update depends on the others', "
+            "and the budget is counted for a sum: leave them out, clipping bounds every update"
+        )
     if delta >= 1 / config.clients:
         raise BadInputError(
             f"privacy.delta = {delta:g} with {config.clients} clients: must be below 1/{config.clients}, else "

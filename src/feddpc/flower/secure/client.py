@@ -6,7 +6,7 @@ import json
 from typing import cast
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
@@ -15,11 +15,11 @@ from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
 from feddpc.flower.client import Data, Model, client_app
 from feddpc.flower.orders import Orders
-from feddpc.flower.screening import Bounds, only_metrics
+from feddpc.flower.screening import Bounds
 from feddpc.flower.secure.encoding import LOSS_BOUND, SECURE, Encoding
 from feddpc.flower.secure.masks import masking_mod
 from feddpc.flower.secure.rules import summable
-from feddpc.flower.wire import REFUSED, REPLY, RefusedError, arrays_of, unpack
+from feddpc.flower.wire import REFUSED, REPLY, RefusedError, arrays_of, only_record, unpack
 from feddpc.methods.base import Method, State
 from feddpc.options import whole
 
@@ -129,5 +129,5 @@ def _sent(reply: RecordDict) -> State:
     about = cast(ConfigRecord, reply[REPLY])
     if REFUSED in about:
         raise RefusedError(str(about[REFUSED]))
-    loss = min(float(cast(float, only_metrics(reply)["loss"])), LOSS_BOUND)
+    loss = min(float(cast(float, only_record(reply, MetricRecord)["loss"])), LOSS_BOUND)
     return unpack(arrays_of(reply, "up")) | {"loss": torch.tensor(loss, dtype=torch.float64)}

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Result
 
 from feddpc.flower.secure.rules import summable
 from feddpc.flower.secure.strategy import SecureStrategy
-from feddpc.flower.server import from_run_config, strategy
+from feddpc.flower.server import app_of, strategy
 from feddpc.methods.base import Method
 
 #: Far above what clients send at usual rates, and still a mean that is off by less than 1e-7 with ten clients.
@@ -67,15 +66,4 @@ def secure_server_app(
         on_result: called with the strategy and Flower's result at the end.
         settings: everything else.
     """
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        told = {"method": method, "rounds": rounds, **from_run_config(context.run_config)}
-        hyper = {**settings.get("hyper", {}), **told.pop("hyper", {})}
-        made = secure_strategy(**{**settings, **told, "hyper": hyper})
-        result = made.start(grid, made.initial_arrays(), num_rounds=told["rounds"], timeout=deadline)
-        if on_result is not None:
-            on_result(made, result)
-
-    return app
+    return app_of(secure_strategy, method, rounds, deadline, on_result, settings)

@@ -117,5 +117,9 @@ def check(config: Config) -> None:
         )
     if config.participation == "weighted":
         raise BadInputError("participation = 'weighted' needs the clients' sizes, which are hidden: use another")
+    if config.rule != "mean" or config.screen:
+        raise BadInputError("rule and screen compare single updates, which the server does not see: leave them out")
+    if config.faults:
+        raise BadInputError("faults are made in replies, which are masked here: try them without secure aggregation")
     if config.privacy:
         raise BadInputError("privacy clips every client's update at the server, which does not see any: leave it out")
