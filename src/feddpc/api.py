@@ -178,7 +178,7 @@ def rerun(
         changes["lr"] = changes.pop("client_lr")
     with left_as_found():
         own = _Own.of(data=data, model=model, method=method, partition=partition)
-        again = Again.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=4))
+        again = Again.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
         outcome = execute(
@@ -193,7 +193,7 @@ def rerun(
 
 @dataclass(frozen=True)
 class _Own:
-    """What a caller brought along of his own, and what that says in a configuration."""
+    """What a caller brought along, and what that says in a configuration."""
 
     values: dict[str, Any]
     data: Dataset | None
