@@ -146,13 +146,13 @@ def run_rounds(setting: Setting, method: Method, engine: Engine, rounds: int) ->
     return progress, [advance(setting.federation, method, engine, progress) for _ in range(rounds)]
 
 
-def same_memories(a: Progress, b: Progress) -> None:
+def same_memories(a: Progress, b: Progress, atol: float = 1e-10) -> None:
     """Assert that two runs remember the same clients, and the same of each."""
     for mine, theirs in ((a.slots, b.slots), (a.clients, b.clients)):
         (ids, table), (other_ids, other_table) = mine.export(), theirs.export()
         assert ids.tolist() == other_ids.tolist()
         for key, value in table.items():
-            torch.testing.assert_close(other_table[key], value, rtol=0, atol=1e-10)
+            torch.testing.assert_close(other_table[key], value, rtol=0, atol=atol, equal_nan=atol == 0.0)
 
 
 #: Everything that makes a round more than the plain one.

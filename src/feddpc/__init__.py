@@ -1,8 +1,8 @@
 """feddpc: federated learning when clients' data differ and few clients show up.
 
-``feddpc.simulate`` trains your own module on your own data; ``feddpc.methods`` holds the methods, ``feddpc.models`` the
-networks, ``feddpc.data`` the data sets, ``feddpc.quadratic`` the problem with closed-form answers. Everything is
-imported on first use, so that ``import feddpc`` costs nothing.
+``feddpc.simulate`` trains your own module on your own data, ``feddpc.rerun`` makes a run again; ``feddpc.methods``
+holds the methods, ``feddpc.models`` the networks, ``feddpc.data`` the data sets, ``feddpc.quadratic`` the problem with
+closed-form answers. Everything is imported on first use, so that ``import feddpc`` costs nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,26 @@ from feddpc._version import __version__
 
 if TYPE_CHECKING:
     from feddpc import data, methods, models, quadratic
-    from feddpc.api import Result, simulate
+    from feddpc.api import Rerun, Result, rerun, simulate
     from feddpc.data import Dataset
     from feddpc.methods import Method
 
-__all__ = ["Dataset", "Method", "Result", "__version__", "data", "methods", "models", "quadratic", "simulate"]
+__all__ = [
+    "Dataset",
+    "Method",
+    "Rerun",
+    "Result",
+    "__version__",
+    "data",
+    "methods",
+    "models",
+    "quadratic",
+    "rerun",
+    "simulate",
+]
 
-_HOMES = {"simulate": "feddpc.api", "Result": "feddpc.api", "Dataset": "feddpc.data", "Method": "feddpc.methods"}
+_HOMES = dict.fromkeys(("simulate", "rerun", "Result", "Rerun"), "feddpc.api")
+_HOMES |= {"Dataset": "feddpc.data", "Method": "feddpc.methods"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
-"""The Python interface: :func:`simulate` for one's own module and data, and the :class:`Result` it returns."""
+"""The Python interface: :func:`simulate` for one's own module and data, :func:`rerun` for a run that was made."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,8 +19,10 @@ from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Method
 from feddpc.report import figures
+from feddpc.run.again import Again, Likeness
 from feddpc.run.config import Config
-from feddpc.run.experiment import prepare
+from feddpc.run.experiment import Setting, prepare
+from feddpc.run.process import left_as_found
 from feddpc.run.record import StoredRun
 from feddpc.run.runner import OnRound, Outcome, Stop, execute
 from feddpc.run.specialise import with_reserve
@@ -75,6 +78,13 @@ class Result:
         return figure
 
 
+@dataclass(frozen=True)
+class Rerun(Result):
+    """What a run gave that was made again, and how it compares with the first one."""
+
+    likeness: Likeness
+
+
 def simulate(
     *,
     data: Dataset | str | Sequence[Any] = "digits",
@@ -115,42 +125,111 @@ def simulate(
     >>> len(result.test_accuracy), result.status
     (2, 'finished')
     """
-    if "lr" in more:
-        raise BadInputError("lr is client_lr here: give that instead")
+    _refuse_lr(more)
     values: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "lr": client_lr, "server_lr": server_lr, **more}
-    if isinstance(method, str):
-        values["method"] = method
-    else:
-        method = method if isinstance(method, Method) else method()
-        values |= {"method": method.name, "hyper": method.hyper()}
-        if "hyper" in more:
-            raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
     if isinstance(partition, str):
-        values |= {"partition": partition, "clients": clients}
-        dealt = None
-    else:
-        dealt = partition if isinstance(partition, Partition) else Partition.from_lists(list(partition))
-        values["clients"] = len(dealt)
-    if isinstance(model, str):
-        values["model"] = model
-    dataset = _dataset(data)
-    chosen = methods.create(method, **values.get("hyper", {})) if isinstance(method, str) else method
-    setting = prepare(
-        with_reserve(Config.read({**values, "data": dataset.name}), [chosen]),
-        data=dataset,
-        module=copy.deepcopy(model) if isinstance(model, nn.Module) else None,
-        partition=dealt,
-    )
-    outcome = execute(
-        setting,
-        method=chosen,
-        out=Path(out) if out is not None else None,
-        resume=resume,
-        on_round=on_round,
-        stop=Stop(),
-        track=track,
-    )
-    return _result(outcome, outcome.setting.flat.state_dict(outcome.w))
+        values["clients"] = clients
+    if "hyper" in more and not isinstance(method, str):
+        raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
+    with left_as_found():
+        own = _Own.of(data=data, model=model, method=method, partition=partition)
+        config = Config.read(values | own.values)
+        chosen = own.method or methods.create(config.method, **config.hyper)
+        outcome = execute(
+            own.setting(config, chosen),
+            method=chosen,
+            out=Path(out) if out is not None else None,
+            resume=resume,
+            on_round=on_round,
+            stop=Stop(),
+            track=track,
+        )
+    return _result(outcome)
+
+
+def rerun(
+    folder: str | Path,
+    *,
+    data: Dataset | str | Sequence[Any] | None = None,
+    model: nn.Module | str | None = None,
+    method: Method | type[Method] | str | None = None,
+    partition: Partition | Sequence[npt.ArrayLike] | str | None = None,
+    out: str | Path | None = None,
+    on_round: OnRound | None = None,
+    **changes: Any,
+) -> Rerun:
+    """Make the run in ``folder`` again from its ``config.toml`` and ``environment.json``, and say how alike it is.
+
+    The engine is the one that was used then. Other data or another partition than then are an error; other versions,
+    another machine or another initial model are warned of, and listed in ``Rerun.likeness``.
+
+    Args:
+        folder: the run folder.
+        data: needed where the run had arrays of its own; as in :func:`simulate`.
+        model: needed where it had a module of its own.
+        method: needed where it had a method that is not registered.
+        partition: needed where it had index lists.
+        out: folder for the new run; nothing is written without it.
+        on_round: called with every round's record.
+        changes: keys of the configuration to have otherwise, e.g. ``seed=1``; they are listed in the likeness.
+    """
+    _refuse_lr(changes)
+    if "client_lr" in changes:
+        changes["lr"] = changes.pop("client_lr")
+    with left_as_found():
+        own = _Own.of(data=data, model=model, method=method, partition=partition)
+        again = Again.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
+        again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
+        chosen = own.method or methods.create(again.config.method, **again.config.hyper)
+        outcome = execute(
+            own.setting(again.config, chosen),
+            method=chosen,
+            out=Path(out) if out is not None else None,
+            on_round=on_round,
+            examine=again.examine,
+        )
+    return Rerun(**vars(_result(outcome)), likeness=again.compare(outcome.records))
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What a caller brought along, and what that says in a configuration."""
+
+    values: dict[str, Any]
+    data: Dataset | None
+    module: nn.Module | None
+    method: Method | None
+    partition: Partition | None
+
+    @classmethod
+    def of(cls, *, data: Any, model: Any, method: Any, partition: Any) -> _Own:
+        """Take each thing as it is, by its name, or not at all (None)."""
+        named = {"data": str(data) if isinstance(data, Path) else data}
+        named |= {"model": model, "method": method, "partition": partition}
+        values: dict[str, Any] = {key: value for key, value in named.items() if isinstance(value, str)}
+        dataset = module = made = dealt = None
+        if data is not None:
+            dataset = _dataset(data)
+            values.setdefault("data", dataset.name)
+        if isinstance(model, nn.Module):
+            module = copy.deepcopy(model)
+            values["model"] = type(model).__name__
+        if method is not None and not isinstance(method, str):
+            made = method if isinstance(method, Method) else method()
+            values |= {"method": made.name, "hyper": made.hyper()}
+        if partition is not None and not isinstance(partition, str):
+            dealt = partition if isinstance(partition, Partition) else Partition.from_lists(list(partition))
+            values |= {"partition": "given", "clients": len(dealt)}
+        return cls(values, dataset, module, made, dealt)
+
+    def setting(self, config: Config, method: Method) -> Setting:
+        """Build what ``config`` says, with these things in their places."""
+        return prepare(with_reserve(config, [method]), data=self.data, module=self.module, partition=self.partition)
+
+
+def _refuse_lr(values: dict[str, Any]) -> None:
+    if "lr" in values:
+        raise BadInputError("lr is client_lr here: give that instead")
 
 
 def _dataset(data: Dataset | str | Sequence[Any]) -> Dataset:
@@ -163,6 +242,6 @@ def _dataset(data: Dataset | str | Sequence[Any]) -> Dataset:
     return Dataset.from_arrays(*data)
 
 
-def _result(outcome: Outcome, state_dict: dict[str, Tensor]) -> Result:
+def _result(outcome: Outcome) -> Result:
     shared = {f.name: getattr(outcome, f.name) for f in fields(Result) if f.name != "state_dict"}
-    return Result(**shared, state_dict=state_dict)
+    return Result(**shared, state_dict=outcome.setting.flat.state_dict(outcome.w))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+import numpy as np
 import torch
+from flwr.app import Array, Message
 from safetensors.torch import load_file
 
-from feddpc import methods
+from feddpc import flower, methods
 from feddpc.engine.federation import Progress
 from feddpc.engine.placement import Placement
 from feddpc.run import checkpoint
@@ -18,6 +21,7 @@ from feddpc.run.runner import execute
 from feddpc.sweep import claims
 from feddpc.sweep import execute as execute_sweep
 from feddpc.sweep.item import check
+from federations import Unreliable, halves, train
 from support import setting_for
 from sweeping import items
 
@@ -91,9 +95,52 @@ class Sweep(World):
         return found | {"results": re.sub(r'"seconds_per_round": [^,]+,', "", rows).encode()}
 
 
+#: Client 4 takes part in rounds 1 and 2.
+VICTIM = 4
+
+
+class Federation(World):
+    """Three rounds over Flower in one process: server and clients keep their memories below the same folder.
+
+    One client sends a NaN in rounds 1 and 2, so that the server has something to list.
+    """
+
+    def __init__(self, method: str) -> None:
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        self.method = methods.create(method)
+        self.server, self.client = halves(reserve=self.method.reserve, cohort=4)
+
+    def go(self, folder: Path) -> None:
+        app = flower.client_app(**self.client, folder=folder / "clients")
+        strategy = flower.strategy(self.method, **self.server, folder=folder / "run")
+        train(strategy, Unreliable(app, victim=VICTIM, fault=_spoilt), 3)
+
+    def kept(self, folder: Path) -> int:
+        saved = checkpoint.load(folder / "run" / "checkpoint")
+        return saved.round if saved else 0
+
+    def facts(self, folder: Path) -> dict[str, bytes]:
+        saved = checkpoint.load(folder / "run" / "checkpoint")
+        assert saved is not None
+        state = {f"checkpoint: {key}": value.numpy().tobytes() for key, value in saved.tensors.items()}
+        clients = {f"clients: {key}": value for key, value in _files(folder / "clients").items()}
+        run = _files(folder / "run")
+        assert run["refused.jsonl"].count(b"is not finite") == 2
+        return run | state | clients | {"checkpoint: round": repr((saved.round, saved.meter)).encode()}
+
+
+def _spoilt(t: int, replies: list[Message]) -> list[Message]:
+    """Put a NaN into an upload of the first two rounds."""
+    if t <= 2:
+        record = next(iter(replies[0].content.array_records.values()))
+        name = next(iter(record))
+        record[name] = Array(record[name].numpy() * np.nan)
+    return replies
+
+
 def _files(folder: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    for path in sorted(p for p in folder.iterdir() if p.is_file() and p.name not in (".lock", "environment.json")):
+    for path in sorted(p for p in folder.glob("*") if p.is_file() and p.name not in (".lock", "environment.json")):
         content = path.read_bytes()
         if path.name == "rounds.jsonl":
             content = re.sub(rb'"seconds": [^,]+,', b"", content)
@@ -109,5 +156,7 @@ def make(name: str) -> World:
     """Return a world by name."""
     if name == "sweep":
         return Sweep()
+    if name.startswith("federation of "):
+        return Federation(name.removeprefix("federation of "))
     method, memory = name.split(" on ")
     return Run(method, memory)

@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array
 
 from feddpc import flower
-from feddpc.errors import RunFolderError
+from feddpc.errors import FolderInUseError, RunFolderError
+from feddpc.run.record import RunFolder
 from federations import NODES, Unreliable, halves, plain_app, train, vector
 from support import VARIANTS
 
@@ -106,14 +109,72 @@ def test_the_numbers_of_nodes_survive_a_restart(tmp_path):
     assert again._clients == first._clients == {1000 + i: i for i in range(NODES)}
 
 
+def spoilt(t, replies):
+    """Put a NaN into an upload."""
+    record = next(iter(replies[0].content.array_records.values()))
+    name = next(iter(record))
+    record[name] = Array(record[name].numpy() * np.nan)
+    return replies
+
+
+def plain_run(folder, rounds):
+    """Rounds of a drop-in in which the replies of node 1002 are refused."""
+    strategy = flower.FedDPC(min_train_nodes=NODES, fraction_evaluate=0.0, folder=folder)
+    train(strategy, Unreliable(plain_app(), victim=2, fault=spoilt), rounds)
+    return strategy
+
+
 def test_refusals_of_a_round_that_is_run_again_are_listed_once(tmp_path):
-    """The list is written before the checkpoint, and a kill may come between the two."""
-    folder, everybody = tmp_path / "run", {"min_train_nodes": NODES, "fraction_evaluate": 0.0}
-    train(flower.FedDPC(**everybody, folder=folder), Unreliable(plain_app()), 2)
-    kept = '{"round": 2, "node": 1001, "client": 1, "reason": "late"}\n'
-    (folder / "refused.jsonl").write_text(kept + kept.replace("2", "3", 1) + '{"round": 3, "no')
-    train(flower.FedDPC(**everybody, folder=folder), Unreliable(plain_app()), 3)
-    assert (folder / "refused.jsonl").read_text() == kept
+    """The list is written before the checkpoint, and a kill may come between the two, or in the middle of a line."""
+    plain_run(tmp_path / "whole", 3)
+    plain_run(tmp_path / "cut", 2)
+    with (tmp_path / "cut" / "refused.jsonl").open("a") as file:
+        file.write('{"round": 3, "node": 1002, "client": 2, "reason": "late"}\n{"round": 3, "no')
+    plain_run(tmp_path / "cut", 3)
+    listed = (tmp_path / "cut" / "refused.jsonl").read_text()
+    assert listed == (tmp_path / "whole" / "refused.jsonl").read_text()
+    assert [json.loads(line)["round"] for line in listed.splitlines()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "name", ["rounds.jsonl", "refused.jsonl", "checkpoint/checkpoint.json", "checkpoint/round-0000002.safetensors"]
+)
+@pytest.mark.parametrize("damage", [lambda data: data[:-2], lambda data: b"~" + data[1:], lambda data: b"", None])
+def test_a_damaged_file_is_named_and_nothing_is_changed(tmp_path, name, damage):
+    whole = plain_run(tmp_path / "whole", 3)
+    plain_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / name
+    good = path.read_bytes()
+    path.unlink() if damage is None else path.write_bytes(damage(good))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(RunFolderError, match=rf"{path.name}|the checkpoint in"):
+        plain_run(tmp_path / "run", 3)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    path.write_bytes(good)
+    assert torch.equal(vector(plain_run(tmp_path / "run", 3)), vector(whole))
+
+
+def test_two_servers_on_one_folder(tmp_path):
+    plain_run(tmp_path / "run", 1)
+    held = RunFolder.reopen(tmp_path / "run")
+    with pytest.raises(FolderInUseError, match="in use by another process"):
+        plain_run(tmp_path / "run", 2)
+    held.close()
+    assert plain_run(tmp_path / "run", 2).now.round == 2
+
+
+def test_a_client_whose_memory_is_damaged_says_so_and_the_others_go_on(tmp_path):
+    server, client = halves(cohort=NODES)
+    app = flower.client_app(**client, folder=tmp_path / "clients")
+    train(flower.strategy("scaffold", **server, folder=tmp_path / "run"), Unreliable(app), 2)
+    (path,) = (tmp_path / "clients").glob("*-client-5.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"~")
+    again = flower.strategy("scaffold", **server, folder=tmp_path / "run")
+    train(again, Unreliable(app), 3)
+    (refusal,) = again.refusals
+    assert (refusal.round, refusal.client) == (3, 5)
+    assert "does not match its checksum" in refusal.reason
+    assert again.records[-1].participants == [0, 1, 2, 3, 4, 6, 7]
 
 
 def test_a_folder_of_another_experiment_is_refused(tmp_path):

@@ -28,7 +28,7 @@ from feddpc.engine.federation import Progress
 from feddpc.errors import FeddpcError
 from feddpc.flower import client as client_module
 from feddpc.flower import orders, queries
-from feddpc.flower.base import REFUSALS, MethodStrategy
+from feddpc.flower.base import MethodStrategy
 from feddpc.flower.federated import FederatedStrategy
 from feddpc.flower.holdings import Reserve
 from feddpc.flower.memory import Memory
@@ -38,7 +38,7 @@ from feddpc.flower.secure.encoding import SECURE
 from feddpc.flower.wire import REFUSED, REPLY, pack
 from feddpc.methods import create
 from feddpc.models.base import BodyAndHead
-from fuzz.place import FOLDER, file, target
+from fuzz.place import file, target
 
 #: What a client may be asked; the first byte of an input chooses.
 ACTIONS = ("train", "evaluate", "query.hello", "query.learn", "query.setup", "query.survey", "query.probe")
@@ -267,11 +267,3 @@ def client_memory(content: bytes) -> None:
     """What a client finds on its own disk."""
     memory = Memory(context(), file("memory.safetensors", content))
     memory.recall(create("scaffold"), torch.zeros(7), 1)
-
-
-@target
-def refusals(content: bytes) -> None:
-    """The list of refused replies of a run that is continued."""
-    made, _, _ = began("fedavg")
-    made.folder = file(REFUSALS, content, FOLDER / "refused").parent
-    made._forget_refusals_after(1)

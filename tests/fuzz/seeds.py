@@ -131,7 +131,6 @@ def seeds() -> dict[str, list[bytes]]:
         "tuned_settings": [json.dumps({"source": "x", "settings": {"0.2": {"FedDPC": chosen}}}).encode()],
         "client_memory": [save({"1.c": torch.zeros(7)}), save({"1.c": torch.zeros(7), "2.c": torch.ones(7)})],
         "pem": _pem(),
-        "refusals": [b'{"round": 1, "node": 1000, "client": 0, "reason": "r"}\n{"round": 2}\n{"rou'],
     } | heard.seeds()
 
 

@@ -1,6 +1,7 @@
 """One battery for every registered method: what an engine, a checkpoint and a comparison rely on."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from feddpc.engine.memory import Memory
 from feddpc.engine.rounds import advance
 from feddpc.engine.stacked import Stacked
 from feddpc.run.config import write_toml
+from feddpc.run.record import line
 from support import VARIANTS, run_rounds, same_memories, setting_for
 
 #: Rounds until a method's model first moves, where that is not the first.
@@ -41,10 +43,15 @@ def test_engines_agree(method, engine, how):
 @ALL
 @pytest.mark.parametrize("engine", [Loop(), Stacked()], ids=["loop", "stacked"])
 def test_two_runs_are_bit_identical(method, engine):
-    setting = setting_for(method, precision="float32")
-    a, b = (run_rounds(setting, method, engine, 4)[0].w for _ in range(2))
-    assert torch.equal(a, b)
-    assert a.dtype == torch.float32
+    """From the data on, and all of it: records, model, the server's state, memories, what was counted."""
+    (a, left), (b, right) = (run_rounds(setting_for(method, precision="float32"), method, engine, 4) for _ in range(2))
+    assert a.w.dtype == torch.float32
+    assert [line(replace(r, seconds=0.0)) for r in left] == [line(replace(r, seconds=0.0)) for r in right]
+    assert torch.equal(a.w, b.w)
+    assert a.server.keys() == b.server.keys()
+    assert all(torch.equal(a.server[k], b.server[k]) for k in a.server)
+    same_memories(a, b, atol=0.0)
+    assert a.meter == b.meter
 
 
 @ALL

@@ -61,7 +61,7 @@ def drift(name, rounds, folder):
                 record = advance(world, method, Loop(), progress)
                 assert record.diverged is None
                 run.append(record)
-            checkpoint.save(run.checkpoint, progress, run.record_bytes, run.record_sha256)
+            checkpoint.save(run.checkpoint, progress, run.records.mark)
             seen.append((resident(), open_files()))
     finally:
         run.close()

@@ -160,13 +160,17 @@ def test_a_resumed_run_may_keep_its_memory_elsewhere(tmp_path, whole, before, af
 
 
 @pytest.mark.parametrize("memory", KINDS)
-@pytest.mark.parametrize("damage", ["missing", "short"])
+@pytest.mark.parametrize("damage", ["missing", "short", "flipped"])
 def test_a_damaged_file_is_said_and_the_rest_is_kept(tmp_path, damage, memory):
     run(tmp_path / "r", "disk", 4)
     file = tmp_path / "r" / "checkpoint" / "slots.rows"
-    file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[:100])
+    good = file.read_bytes()
+    bad = {"short": good[:100], "flipped": bytes(byte ^ 1 for byte in good)}
+    file.unlink() if damage == "missing" else file.write_bytes(bad[damage])
     before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
-    with pytest.raises(RunFolderError, match=r"slots\.rows (is missing|has 100 bytes).*start a new run"):
+    with pytest.raises(
+        RunFolderError, match=r"slots\.rows (is missing|has 100|does not hold what was written).*start a new run"
+    ):
         run(tmp_path / "r", memory, resume=True)
     assert (tmp_path / "r" / "rounds.jsonl").read_bytes() == before
 

@@ -241,8 +241,8 @@ def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch, where):
 
         def open_full(self, *written):
             opened(self, *written)
-            self._lines.close()
-            self._lines = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
+            self.records.close()
+            self.records._file = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
 
         monkeypatch.setattr(record.RunFolder, "go_on", open_full)
     else:
@@ -361,3 +361,15 @@ def test_the_resolved_configuration_is_complete():
     assert (config.model, config.batch_size, config.server_lr, config.scaling) == ("cnn", 32, 0.1, "half")
     assert config.partition_options == {"alpha": 0.2, "min_size": 7}
     assert prepare(config).config == config
+
+
+def test_the_names_of_new_folders_are_on_the_disk(tmp_path, monkeypatch):
+    """All the way up to what was there before; else a power cut could take a whole run with its checkpoints."""
+    synced = []
+    monkeypatch.setattr(files, "sync_folder", synced.append)
+    files.make_folder(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert set(synced) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+    synced.clear()
+    files.make_folder(tmp_path / "a" / "b")  # perhaps made by a process that was killed before it could sync
+    assert synced == [tmp_path / "a"]

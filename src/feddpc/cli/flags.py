@@ -112,6 +112,14 @@ Track = Annotated[
     str | None,
     typer.Option(help="Tell tensorboard, mlflow or both (tensorboard,mlflow) of every round.", rich_help_panel=OUTPUT),
 ]
+Like = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN_FOLDER",
+        help="Make this run again, with its settings and its engine, and say how alike it came out; flags win.",
+        rich_help_panel=EXPERIMENT,
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what is in --out.", rich_help_panel=OUTPUT)]
 AtOnce = Annotated[
     int | None,

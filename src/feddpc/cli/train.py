@@ -13,6 +13,8 @@ from feddpc.cli import flags
 from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
+    from feddpc.run.again import Again
+    from feddpc.run.compare import Wishes
     from feddpc.run.config import Config
     from feddpc.run.runner import Outcome
 
@@ -38,6 +40,7 @@ def run(
     faults: flags.Faults = None,
     scaling: flags.Scaling = None,
     config: flags.ConfigFile = None,
+    like: flags.Like = None,
     rounds: flags.Rounds = None,
     lr: flags.Lr = None,
     server_lr: flags.ServerLr = None,
@@ -61,16 +64,26 @@ def run(
     out, stored = _folder(out, resume, "run", quiet)
     from feddpc.run.config import Config
     from feddpc.run.experiment import make_method, prepare
+    from feddpc.run.record import load_config
     from feddpc.run.runner import Stop, execute
     from feddpc.run.specialise import with_reserve
 
+    if like is not None and resume:
+        raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
     table = flags.table(config)
-    name = given.get("method", table.get("method", (stored or Config()).method))
+    base = load_config(like) if like is not None else stored or Config()
+    name = given.get("method", table.get("method", base.method))
     if not isinstance(name, str):
         raise BadInputError(f"method = {name!r}: must be one name; `feddpc compare` takes several")
     wishes = flags.wishes(given, table, set_, [name])
+    again = _again(like, wishes, name, quiet) if like is not None else None
     wishes.values.setdefault("threads", "auto")
-    wanted = wishes.config(name) if stored is None else _resumed(out, stored, wishes.values, wishes.hyper.get(name, {}))
+    if again is not None:
+        wanted = again.config
+    elif stored is not None:
+        wanted = _resumed(out, stored, wishes.values, wishes.hyper.get(name, {}))
+    else:
+        wanted = wishes.config(name)
     display, stop = _display(quiet, as_json), Stop()
     setting = prepare(with_reserve(wanted, [make_method(wanted)[0]]))
     with stop.on_interrupt(), display:
@@ -83,9 +96,13 @@ def run(
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             track=track or (),
+            examine=again.examine if again else None,
         )
         display.end(outcome.summary)
-    _present([outcome], out, quiet, as_json, single=True)
+    likeness = again.compare(outcome.records) if again else None
+    _present([outcome], out, quiet, as_json, single=True, more={"like": likeness.asdict()} if likeness else {})
+    if likeness and not (quiet or as_json):
+        typer.echo(str(likeness))
     _exit(stop.wanted, [outcome.status])
 
 
@@ -204,6 +221,20 @@ def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str,
     return type(stored).read({**stored.asdict(), **{k: values[k] for k in MAY_CHANGE if k in values}})
 
 
+def _again(like: Path, wishes: Wishes, method: str, quiet: bool) -> Again:
+    """Return the run in ``like`` with what flags and file ask for instead."""
+    from feddpc.run.again import Again
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(f"warning: {text}", err=True)
+
+    given = {**wishes.values, "method": method, "hyper": wishes.hyper.get(method, {})}
+    again = Again.plan(like, given, tell)
+    again.refuse_missing(data=False, model=False, partition=False)
+    return again
+
+
 def _display(quiet: bool, as_json: bool) -> Any:
     from rich.console import Console
 
@@ -212,7 +243,15 @@ def _display(quiet: bool, as_json: bool) -> Any:
     return Display(Console(stderr=as_json), quiet=quiet)
 
 
-def _present(outcomes: list[Outcome], out: Path, quiet: bool, as_json: bool, *, single: bool = False) -> None:
+def _present(
+    outcomes: list[Outcome],
+    out: Path,
+    quiet: bool,
+    as_json: bool,
+    *,
+    single: bool = False,
+    more: dict[str, Any] | None = None,
+) -> None:
     """Write pictures, table and page, and show them."""
     from feddpc.report import page, tables
 
@@ -224,7 +263,7 @@ def _present(outcomes: list[Outcome], out: Path, quiet: bool, as_json: bool, *, 
     paths = page.write_all(runs, out, notes=damage)
     if as_json:
         value: dict[str, Any] = summaries[0] if single else {"runs": summaries, "table": tables.as_dicts(rows)}
-        typer.echo(json.dumps({**value, "folder": str(out)}))
+        typer.echo(json.dumps({**value, "folder": str(out), **(more or {})}))
     elif not quiet:
         from rich.console import Console
 

@@ -30,7 +30,7 @@ from feddpc.methods.base import Method, State
 from feddpc.options import whole
 from feddpc.run import checkpoint
 from feddpc.run.config import Config
-from feddpc.run.files import replace_text
+from feddpc.run.lines import Lines
 from feddpc.run.record import RunFolder, environment, is_run, line, summarise
 from feddpc.run.runner import fingerprint, reopen
 
@@ -65,6 +65,7 @@ class MethodStrategy(FedAvg):
         self.progress: Progress | None = None
         self._layout: Layout | None = None
         self._run: RunFolder | None = None
+        self._listed: Lines | None = None  # the refusals in the folder
         self._past: list[dict[str, Any]] = []  # records of rounds before a restart
         self._offset = 0
         self._arrays = ArrayRecord()
@@ -105,8 +106,8 @@ class MethodStrategy(FedAvg):
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Run up to round ``num_rounds``, from the first one or from where the run in ``folder`` was."""
-        self.begin(initial_arrays, num_rounds)
         try:
+            self.begin(initial_arrays, num_rounds)
             self.prepare(grid, timeout)
             done = self._offset = self.now.round
             shifted = None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, self.evaluated(arrays))
@@ -184,12 +185,12 @@ class MethodStrategy(FedAvg):
         if is_run(self.folder):
             self._run, self._past, _ = reopen(self.folder, config, self.now, about)
             log(INFO, "continuing %s after round %d", self.folder, self.now.round)
-            self._forget_refusals_after(self.now.round)
-            return
-        self._run = RunFolder.create(self.folder)
-        self._run.note("environment", environment("flower", {}, "cpu", fingerprint(about, config)))
-        self._run.note("privacy", {"note": self.disclosure(), "disclosed": {}})
-        self._run.begin(config)
+        else:
+            self._run = RunFolder.create(self.folder)
+            self._run.note("environment", environment("flower", {}, "cpu", fingerprint(about, config)))
+            self._run.note("privacy", {"note": self.disclosure(), "disclosed": {}})
+            self._run.begin(config)
+        self._listed = self._run.lines(REFUSALS)
 
     def reset(self, w: Tensor) -> None:
         """Stand before round 1 with the model ``w``."""
@@ -224,13 +225,18 @@ class MethodStrategy(FedAvg):
         if not len(kept):
             log(WARNING, "round %d: fewer than %d replies can be used, so none of them counts", t, self.min_replies)
         if self._run is not None:
-            self._run.append(record)
-            self._run.sync()
-            if refused:
-                with (self._run.path / REFUSALS).open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(dataclasses.asdict(r)) + "\n" for r in refused)
-            checkpoint.save(self._run.checkpoint, self.now, self._run.record_bytes, self._run.record_sha256)
+            self._write(self._run, record, refused)
         return record
+
+    def _write(self, run: RunFolder, record: Record, refused: list[Refusal]) -> None:
+        """Bring a round to the disk; it counts when the checkpoint that names its marks is there."""
+        assert self._listed is not None
+        run.append(record)
+        run.records.sync()
+        if refused:
+            self._listed.append("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in refused).encode())
+            self._listed.sync()
+        checkpoint.save(run.checkpoint, self.now, run.records.mark, beside={REFUSALS: self._listed.mark})
 
     def chosen(self, t: int, ids: Ints, served: Served | None, nodes: dict[int, int]) -> tuple[Ints, list[Refusal]]:
         """Return whose updates the server took, and the others as refusals; ``nodes`` are the clients'."""
@@ -243,14 +249,6 @@ class MethodStrategy(FedAvg):
         ids = torch.tensor([_signed(nodes[int(c)]) for c in kept], dtype=torch.int64)
         self.now.clients.write(kept, {"node": ids, "accepted": torch.full((len(kept),), t)})
 
-    def _forget_refusals_after(self, t: int) -> None:
-        """Cut off the refusals of rounds that will be run again."""
-        assert self.folder is not None
-        path = self.folder / REFUSALS
-        if path.exists():
-            lines = path.read_bytes().splitlines(keepends=True)
-            replace_text(path, "".join(text.decode() for text in lines if _round_of(text) <= t))
-
     def _finish(self, rounds: int) -> None:
         if self._run is None:
             return
@@ -260,15 +258,6 @@ class MethodStrategy(FedAvg):
 
     def _named(self, w: Tensor) -> State:
         return {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}
-
-
-def _round_of(line: bytes) -> float:
-    """Return the round that a line of refusals belongs to; never, if it is torn or damaged."""
-    try:
-        found = json.loads(line)["round"] if line.endswith(b"\n") else None
-    except (ValueError, TypeError, LookupError, RecursionError):
-        found = None
-    return found if type(found) is int else float("inf")
 
 
 def _signed(node: int) -> int:

@@ -19,7 +19,7 @@ from feddpc.flower.base import NEVER
 from feddpc.flower.wire import arrays_of, pack, unpack
 from feddpc.methods.base import Method, State
 from feddpc.run.checkpoint import load_model, save_model
-from feddpc.run.files import explained
+from feddpc.run.files import make_folder
 
 KINDS = ("settled", "pending")
 
@@ -55,8 +55,7 @@ class Memory:
         self._put("pending", round, state)
         if self.file is None:
             return
-        with explained(self.file.parent):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.file.parent)
         kept = self._rounds()
         save_model(
             self.file,

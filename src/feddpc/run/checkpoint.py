@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from feddpc.engine.meter import Meter
 from feddpc.engine.rows import SLOTS
 from feddpc.errors import RunFolderError
 from feddpc.run.files import explained, replace_file, replace_text, sync_folder
+from feddpc.run.lines import Mark
 
 #: Written, and read. Format 2, of 0.2 and before, has no checksums of its own note, of records and of rows on disk.
 FORMAT = 3
@@ -30,18 +32,26 @@ WATCHED = "watched/"
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint says beside its tensors: the round, and how long the records were then."""
+    """What a checkpoint holds: the round, how long the records were then, and the state."""
 
     round: int
-    record_bytes: int
+    records: Mark
     tensors: dict[str, Tensor]
-    record_sha256: str | None = None  #: of so many bytes of records
+    beside: dict[str, Mark] = field(default_factory=dict)  #: of other files that grow, by name
     diverged: str | None = None  #: why the run must not go on
     meter: Meter = field(default_factory=Meter)
 
 
-def save(folder: Path, progress: Progress, record_bytes: int, record_sha256: str, diverged: str | None = None) -> None:
+def save(
+    folder: Path,
+    progress: Progress,
+    records: Mark,
+    diverged: str | None = None,
+    beside: Mapping[str, Mark] | None = None,
+) -> None:
     """Write the state after ``progress.round``; the previous checkpoint stays valid until this one is complete.
+
+    ``records`` and the marks of files ``beside`` them say how much of these is on the disk, and belongs to the state.
 
     Memories on disk bring their rows there when they export; the checkpoint says where.
     """
@@ -50,6 +60,7 @@ def save(folder: Path, progress: Progress, record_bytes: int, record_sha256: str
         folder.mkdir(exist_ok=True)
         if not index.exists():
             sync_folder(folder.parent)  # the folder's own name must be on the disk too
+            _write_note(index, {"round": 0, "file": None})  # so that a state without a note is never a beginning
     tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
     tensors |= {f"{WATCHED}{k}": v for k, v in progress.watched.items()}
     memories = {"slots": progress.slots, "clients": progress.clients}
@@ -60,17 +71,16 @@ def save(folder: Path, progress: Progress, record_bytes: int, record_sha256: str
     name = f"round-{progress.round:07d}.safetensors"
     replace_file(folder / name, lambda path: save_file(tensors, path))
     note = {
-        "format": FORMAT,
-        "feddpc": __version__,
         "round": progress.round,
-        "record_bytes": record_bytes,
-        "record_sha256": record_sha256,
+        "record_bytes": records.size,
+        "record_sha256": records.sha256,
+        "beside": beside or {},
         "file": name,
         "sha256": _digest(folder / name),
         "diverged": diverged,
         "meter": asdict(progress.meter),
     }
-    replace_text(index, json.dumps(note | {"note_sha256": _note_digest(note)}, indent=1) + "\n")
+    _write_note(index, note)
     for memory in memories.values():
         memory.committed()
     kept = {name} | {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
@@ -84,6 +94,11 @@ def load(folder: Path) -> Saved | None:
     """Return the last complete checkpoint, None if there is none yet; a damaged one is an error."""
     index = folder / "checkpoint.json"
     if not index.exists():
+        if any(folder.glob("round-*.safetensors")):
+            raise RunFolderError(
+                f"{index} is missing, so nobody knows what the files beside it are: restore it, or remove {folder} to "
+                "compute all rounds again"
+            )
         return None
     try:
         note = json.loads(index.read_text(encoding="utf-8"))
@@ -92,22 +107,31 @@ def load(folder: Path) -> Saved | None:
                 f"{index} has format {note['format']}, written by feddpc {note.get('feddpc', '(unknown)')}; feddpc "
                 f"{__version__} reads formats {', '.join(map(str, READ))}: continue this run with its own version"
             )
+        if note["format"] != 2 and _note_digest(note) != note["note_sha256"]:
+            raise _damaged(index)
+        if note["file"] is None:
+            return None
         path = folder / Path(note["file"]).name
-        sums = {index: note["format"] == 2 or _note_digest(note) == note["note_sha256"]}
-        sums[path] = _digest(path) == note["sha256"]
-        for damaged in (file for file, fits in sums.items() if not fits):
-            raise RunFolderError(
-                f"{damaged} does not match its checksum: it was damaged; restore it or start a new run"
-            )
+        if _digest(path) != note["sha256"]:
+            raise _damaged(path)
         return Saved(
             int(note["round"]),
-            int(note["record_bytes"]),
+            Mark(int(note["record_bytes"]), note.get("record_sha256")),
             load_file(path),
-            note.get("record_sha256"),
+            {name: Mark(int(size), sha256) for name, (size, sha256) in note.get("beside", {}).items()},
             note["diverged"],
             Meter(**note["meter"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        SafetensorError,
+    ) as error:
         raise RunFolderError(f"the checkpoint in {folder} cannot be read: {error}") from None
 
 
@@ -140,6 +164,15 @@ def _restore_memory(saved: Saved, kind: str, memory: Memory) -> None:
     memory.restore(saved.tensors[f"{kind}/ids"], table)
 
 
+def _damaged(path: Path) -> RunFolderError:
+    return RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
+
+
+def _write_note(index: Path, note: dict[str, Any]) -> None:
+    note = {"format": FORMAT, "feddpc": __version__, **note}
+    replace_text(index, json.dumps(note | {"note_sha256": _note_digest(note)}, indent=1) + "\n")
+
+
 def _note_digest(note: dict[str, Any]) -> str:
     """Return a digest of what the note says but for the digest itself."""
     text = json.dumps({k: v for k, v in note.items() if k != "note_sha256"}, sort_keys=True)
@@ -161,7 +194,7 @@ def load_model(path: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}") from None
     if expected is not None and expected != _tensor_digest(found):
-        raise RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
+        raise _damaged(path)
     return found
 
 

@@ -19,8 +19,9 @@ from feddpc.options import whole
 from feddpc.privacy.mechanism import check as check_private
 from feddpc.run.config import MAY_CHANGE, PARTS, Config
 from feddpc.run.experiment import Setting, make_method, prepare
-from feddpc.run.files import explained, replace_text
+from feddpc.run.files import make_folder, replace_text
 from feddpc.run.pack import together, twin
+from feddpc.run.process import left_as_found
 from feddpc.run.record import is_blank, is_run, load_config
 from feddpc.run.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
 from feddpc.run.specialise import with_reserve
@@ -125,6 +126,7 @@ def run_name(method: str, seed: int) -> str:
     return f"{methods.get(method).name}-seed{seed}"
 
 
+@left_as_found()
 def compare(
     wishes: Wishes,
     names: Sequence[str],
@@ -248,8 +250,7 @@ def _claim(out: Path, plan: Plan, resume: bool) -> None:
     for name, (method, seed) in runs.items():
         if is_run(out / name):
             _refuse_changes(out / name, plan.wishes.config(method, seed), plan.wishes)
-    with explained(out):
-        out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     replace_text(out / INDEX, json.dumps({"runs": list(runs), **asdict(plan)}, indent=1) + "\n")
 
 

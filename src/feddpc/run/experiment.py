@@ -35,6 +35,7 @@ from feddpc.models.flat import Flat
 from feddpc.privacy import Mechanism
 from feddpc.run import private, wary
 from feddpc.run.config import Config
+from feddpc.run.process import set_precision, set_threads
 from feddpc.run.validation import held_counts, held_out, judge
 from feddpc.task import Classification
 
@@ -152,7 +153,7 @@ def prepare(
         half=config.precision == "bf16",
         shift=shift,
     )
-    config = _with_threads(config, task.d)
+    config = set_threads(config, task.d)
     assert config.batch_size is not None
     assert config.server_lr is not None
     federation = Federation(
@@ -178,26 +179,6 @@ def prepare(
         defence=wary.defence_of(config),
     )
     return Setting(config, data, partition, federation, task, task.initial(), reserve, held)
-
-
-def set_precision(precision: str) -> None:
-    """Let matrix units round to 10 bits of mantissa only where asked to: by itself, torch does so in convolutions."""
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-
-
-def _with_threads(config: Config, d: int) -> Config:
-    """Set torch's threads if the configuration asks for it; by default they are left as they are.
-
-    ``auto`` takes one for small work (parameters times batch): there a second thread gains nothing on an idle machine,
-    and on a busy one every operation waits for it, which was seen to cost a factor of twenty.
-    """
-    if config.threads is None:
-        return config
-    small = d * (config.batch_size or 1) < 1 << 22
-    threads = config.threads if config.threads != "auto" else 1 if small else torch.get_num_threads()
-    torch.set_num_threads(threads)
-    return dataclasses.replace(config, threads=threads)
 
 
 def make_method(config: Config) -> tuple[Method, Config]:

@@ -64,6 +64,15 @@ def replace_text(path: Path, text: str) -> None:
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, whose names are then on the disk as well; one that is there is kept."""
+    with explained(path):
+        missing = [folder for folder in path.parents if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in (path, *missing):
+            sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Bring a folder's entries to the disk, where the system can, and unless within :func:`unsynced`."""
     if os.name != "posix" or _unsynced.get():

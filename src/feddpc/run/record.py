@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -21,9 +20,12 @@ from feddpc._version import __version__
 from feddpc.engine.rounds import Record
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
 from feddpc.run.config import MAY_CHANGE, Config, read_toml, write_toml
-from feddpc.run.files import explained, replace_text, sync_folder
+from feddpc.run.files import explained, make_folder, replace_text
+from feddpc.run.lines import Lines, Mark
 
 FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
+#: The file of records, a line a round.
+ROUNDS = "rounds.jsonl"
 #: What a record has besides where samples were held out.
 VALIDATION = ("validation_accuracy", "validation_loss")
 #: What a method found out before round 1; a resumed run reads it instead of computing it again.
@@ -50,8 +52,7 @@ class RunFolder:
         self.path = path
         self.checkpoint = path / "checkpoint"
         self._lock: IO[bytes] | None = None
-        self._lines: io.FileIO | None = None
-        self._digest = hashlib.sha256()
+        self._lines: dict[str, Lines] = {}
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -62,9 +63,7 @@ class RunFolder:
                     f"{path} already holds a run: add --resume to continue it, or choose another --out"
                 )
             raise RunFolderError(f"{path} exists and holds something that is no run: choose another --out")
-        with explained(path):
-            path.mkdir(parents=True, exist_ok=True)
-            sync_folder(path.parent)
+        make_folder(path)
         run = cls.reopen(path)
         if is_run(path):  # since it was looked at
             run.close()
@@ -81,49 +80,27 @@ class RunFolder:
     def begin(self, config: Config) -> None:
         """Make the folder that of a run, which can be resumed: all that round 1 needs is there."""
         self.amend(config)
-        self.go_on(0)
+        self.go_on(Mark())
 
-    def go_on(self, record_bytes: int, sha256: str | None = None) -> None:
-        """Go on behind so many bytes of records, which had that digest; what follows them will be computed again."""
-        path = self.path / "rounds.jsonl"
-        with explained(path):
-            path.touch()
-            if path.stat().st_size < record_bytes:
-                raise RunFolderError(f"{path} is shorter than its checkpoint says: it was changed; start a new run")
-            self._lines = path.open("rb+", buffering=0)
-            self._digest = hashlib.sha256(self._lines.read(record_bytes))
-            if sha256 not in (None, self._digest.hexdigest()):
-                raise RunFolderError(
-                    f"{path} does not match its checksum: it was damaged; restore it or start a new run"
-                )
-            self._lines.truncate(record_bytes)
-            self._lines.seek(record_bytes)
+    def go_on(self, mark: Mark, beside: Mapping[str, Mark] | None = None) -> None:
+        """Go on behind ``mark`` in the records, and in files ``beside`` them; what follows will be computed again."""
+        for name, end in {ROUNDS: mark, **(beside or {})}.items():
+            self._lines[name] = Lines(self.path / name, end)
+
+    def lines(self, name: str) -> Lines:
+        """Return a file of lines where the checkpoint left it, a new one if that knows of none."""
+        if name not in self._lines:
+            self._lines[name] = Lines(self.path / name, Mark())
+        return self._lines[name]
 
     @property
-    def record_bytes(self) -> int:
-        """How many bytes of records there are."""
-        assert self._lines is not None
-        return self._lines.tell()
-
-    @property
-    def record_sha256(self) -> str:
-        """Their digest."""
-        return self._digest.hexdigest()
+    def records(self) -> Lines:
+        """The rounds."""
+        return self._lines[ROUNDS]
 
     def append(self, record: Record) -> None:
-        """Add a round; a line torn by a full disk is cut off when the run is resumed."""
-        assert self._lines is not None
-        with explained(self.path):
-            left = memoryview(line(record))
-            self._digest.update(left)
-            while left:
-                left = left[self._lines.write(left) :]
-
-    def sync(self) -> None:
-        """Bring the records to the disk."""
-        assert self._lines is not None
-        with explained(self.path):
-            os.fsync(self._lines.fileno())
+        """Add a round."""
+        self.records.append(line(record))
 
     def amend(self, config: Config) -> None:
         """Note what changed when a run was resumed: more rounds, another place for memories."""
@@ -139,10 +116,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for handle in (self._lines, self._lock):
+        for handle in (*self._lines.values(), self._lock):
             if handle is not None:
                 handle.close()
-        self._lines = self._lock = None
+        self._lines, self._lock = {}, None
 
     def _acquire(self) -> None:
         with explained(self.path):
@@ -240,7 +217,7 @@ def load(path: Path, damage: list[str] | None = None) -> StoredRun:
     With ``damage`` what cannot be read is said there and left out; only the configuration must be whole.
     """
     config = load_config(path)
-    records = read_records(path / "rounds.jsonl", damage=damage)
+    records = read_records(path / ROUNDS, damage=damage)
     names = ("summary", "environment", "privacy", "holdings")
     summary, *known = (read_json(path / f"{name}.json", damage) for name in names)
     return StoredRun(path, config, records, summary or None, *known)

@@ -26,6 +26,7 @@ from feddpc.privacy.mechanism import check
 from feddpc.run import checkpoint
 from feddpc.run.config import MAY_CHANGE, Config
 from feddpc.run.experiment import Setting, choose_engine, make_method
+from feddpc.run.lines import Mark
 from feddpc.run.record import (
     LEARNED,
     RunFolder,
@@ -101,13 +102,15 @@ def execute(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     lean: bool = False,
     track: Track = (),
+    examine: Callable[[Setting], None] | None = None,
 ) -> Outcome:
     """Run ``setting.config`` to its last round and return what came out.
 
     With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
     with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
     A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
-    ``track`` names who else is told of the rounds; a resumed run goes on with those it had.
+    ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
+    method made of the setting, and may raise, before anything is written.
     """
     stop = stop or Stop()
     tracking = Tracking.of(track, out, resume)
@@ -120,6 +123,8 @@ def execute(
     resume = resume and out is not None and is_run(out)
     stored = load_config(out) if resume and out is not None else Config()
     setting = specialise(setting, method, _learned(out) if resume and out is not None else None)
+    if examine is not None:
+        examine(setting)
     wanted = engine or (stored.engine if config.engine == "auto" else config.engine)
     machine, timings = choose_engine(wanted, setting, method)
     kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
@@ -207,9 +212,8 @@ class _Keeper:
             return
         if ended is not None and self.lean and ended[0] != "interrupted":
             return  # the checkpoints are about to go
-        self.folder.sync()  # the records must be on the disk before a checkpoint says so
-        written = (self.folder.record_bytes, self.folder.record_sha256)
-        checkpoint.save(self.folder.checkpoint, self.progress, *written, record.diverged)
+        self.folder.records.sync()  # they must be on the disk before a checkpoint says so
+        checkpoint.save(self.folder.checkpoint, self.progress, self.folder.records.mark, record.diverged)
         # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
         took, share = time.monotonic() - began, 100 if self.lean else 20
         self.due = time.monotonic() + max(self.seconds, share * took if self.seconds else 0.0)
@@ -234,11 +238,11 @@ def reopen(
         stored = load_config(out)
         _refuse_changes(out, stored, config, fingerprint(world, stored))
         saved = checkpoint.load(out / "checkpoint")
-        size = saved.record_bytes if saved else 0
+        mark, beside = (saved.records, saved.beside) if saved else (Mark(), {})
         if saved is not None:
             checkpoint.restore(saved, progress)
-        folder.go_on(size, saved.record_sha256 if saved else None)
-        records = read_records(out / "rounds.jsonl", size)
+        folder.go_on(mark, beside)
+        records = read_records(out / "rounds.jsonl", mark.size)
         if len(records) != progress.round:
             raise RunFolderError(
                 f"{out}: {len(records)} rounds are recorded, the checkpoint is of round {progress.round}"
@@ -261,6 +265,10 @@ def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, st
     """Raise if a run folder was made with something else than what is to be continued."""
     different = stored.differences({k: v for k, v in config.asdict().items() if k not in MAY_CHANGE})
     different += [f"without {key}" for key in ABSENT if getattr(stored, key) and not getattr(config, key)]
+    if not (out / "environment.json").exists():
+        raise RunFolderError(
+            f"{out / 'environment.json'} is missing, which says what the run was made with: restore it"
+        )
     before = read_json(out / "environment.json").get("fingerprint", {})
     different += [f"other {part}" for part in before if before[part] != now.get(part)]
     if different:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddpc.run.files import explained
+from feddpc.run.process import left_as_found
 from feddpc.run.runner import CHECKPOINT_SECONDS, Stop
 from feddpc.sweep import worlds
 from feddpc.sweep.batch import Batch, Ran
@@ -41,6 +42,7 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+@left_as_found()
 def execute(
     items: Sequence[Item],
     folder: Path,

@@ -13,7 +13,8 @@ import torch
 
 from feddpc.data import Dataset, load, names
 from feddpc.run.config import Config
-from feddpc.run.experiment import Setting, data_hash, prepare, set_precision
+from feddpc.run.experiment import Setting, data_hash, prepare
+from feddpc.run.process import set_precision
 
 #: Settings kept at a time; each has its data on the device.
 KEPT = 2

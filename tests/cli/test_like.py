@@ -1,0 +1,75 @@
+"""`feddpc run --like FOLDER`, as a person uses it."""
+
+import json
+import re
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from feddpc.cli import app
+from feddpc.errors import BadInputError, RunFolderError
+
+QUICK = ["--clients", "20", "--cohort", "4", "--model", "mlp", "--rounds", "3"]
+
+
+def feddpc(*args):
+    """Run a command; an error of its user is raised, and printed by `main` in one line."""
+    done = CliRunner().invoke(app, [*map(str, args)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture
+def first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    feddpc("run", *QUICK, "--method", "feddpc", "--set", "lam=0.5", "--engine", "stacked", "--out", "first")
+    return tmp_path / "first"
+
+
+def without_seconds(folder):
+    return re.sub(rb'"seconds": [^,]+,', b"", (folder / "rounds.jsonl").read_bytes())
+
+
+def test_a_run_comes_out_again(first, tmp_path):
+    done = feddpc("run", "--like", "first", "--out", "again")
+    assert "records bit-identical to those of first in the 3 rounds that both have" in done.stdout
+    assert done.stderr == ""
+    assert without_seconds(tmp_path / "again") == without_seconds(first)
+    for name in ("config.toml", "model.safetensors", "holdings.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (first / name).read_bytes()
+
+
+def test_flags_win_and_are_named(first, tmp_path):
+    (tmp_path / "more.toml").write_text("rounds = 2\n[hyper]\nlam = 0.25\n")
+    done = feddpc("run", "--like", "first", "--seed", 1, "--config", "more.toml", "--out", "again", "--json")
+    like = json.loads(done.stdout)["like"]
+    assert like["changed"] == ["rounds = 2, was 3", "seed = 1, was 0", "hyper.lam = 0.25, was 0.5"]
+    assert (like["identical"], like["rounds"]) == (False, 2)
+    assert "no longer like first: rounds = 2, was 3, seed = 1, was 0, hyper.lam = 0.25" in done.stderr
+    assert feddpc("run", "--like", "first", "--seed", 1, "--out", "quiet", "--quiet").output == ""
+
+
+def test_mistakes_are_said(first, tmp_path):
+    with pytest.raises(BadInputError, match="leave --resume out"):
+        feddpc("run", "--like", "first", "--out", "again", "--resume")
+    with pytest.raises(RunFolderError, match="absent is no run folder"):
+        feddpc("run", "--like", "absent")
+    (first / "environment.json").unlink()
+    with pytest.raises(RunFolderError, match=r"run the settings alone with --config first/config\.toml"):
+        feddpc("run", "--like", "first")
+    assert {p.name for p in tmp_path.iterdir()} == {"first"}
+    done = feddpc("run", "--config", "first/config.toml", "--out", "again")  # the remedy
+    assert done.exit_code == 0
+    assert without_seconds(tmp_path / "again") == without_seconds(first)
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(first, monkeypatch, capsys):
+    from feddpc.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["feddpc", "run", "--like", "nowhere"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: nowhere is no run folder: it has no config.toml\n"
