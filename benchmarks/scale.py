@@ -47,9 +47,9 @@ def points(largest: int) -> list[dict]:
 def run(point: dict) -> dict:
     """Measure one point, here."""
     size = Size(**{k: point[k] for k in asdict(Size())})
-    # Updates are there once by one and once stacked; client states are there twice while a table grows.
+    # Updates are there one by one and stacked, nine times under vmap; client states are twice there while a table grows.
     states = 2 * size.population if size.method != "feddpc" and point["kind"] != "disk" else 0
-    needed = 4 * size.d * (3 * size.cohort + states)
+    needed = 4 * size.d * ((2 if size.engine == "loop" else 9) * size.cohort + states)
     if needed > available_memory() // 2:
         return {"error": f"needs about {needed / 1e9:.0f} GB, more than half of what is free"}
     rounds = 3 if size.cohort * size.d > 1e6 else 11
