@@ -47,7 +47,7 @@ def points(largest: int) -> list[dict]:
 def run(point: dict) -> dict:
     """Measure one point, here."""
     size = Size(**{k: point[k] for k in asdict(Size())})
-    # Updates are there one by one and stacked, nine times under vmap; client states are twice there while a table grows.
+    # Updates are there one by one and stacked, nine times under vmap; client states twice while a table grows.
     states = 2 * size.population if size.method != "feddpc" and point["kind"] != "disk" else 0
     needed = 4 * size.d * ((2 if size.engine == "loop" else 9) * size.cohort + states)
     if needed > available_memory() // 2:

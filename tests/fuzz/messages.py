@@ -114,8 +114,9 @@ class Foreign(flower.InProcessGrid):
 def began(method: str) -> tuple[FederatedStrategy, Foreign, Progress]:
     """Return a strategy whose clients have enrolled, its grid, and where it stands."""
     grid, made = Foreign(), strategy(method)
+    made.welcome(grid, 3600)
     made.begin(made.initial_arrays(), 1)
-    made.prepare(grid, 3600)
+    made.prepare(grid)
     return made, grid, copy.deepcopy(made.now)
 
 
@@ -152,7 +153,7 @@ def plain() -> tuple[MethodStrategy, Progress, Message]:
     """Return a drop-in strategy before its first round, where it stands, and a message of the round."""
     made, grid = flower.FedDPC(min_available_nodes=2), Foreign()
     made.begin(pack({"w": torch.zeros(3)}), 1)
-    made.prepare(grid, 3600)
+    made.prepare(grid)
     return made, copy.deepcopy(made.now), Message(RecordDict(), 1000, MessageType.TRAIN, group_id="1")
 
 
@@ -207,7 +208,7 @@ def flower_answer(content: bytes) -> None:
         served(made, lambda: ask(made, grid))
     finally:
         grid.content, made.roll.nodes, made.roll.sizes = None, roll.nodes, roll.sizes
-        made.roll.ready, made.roll.refused = roll.ready, roll.refused
+        made.roll.ready, made.roll.given, made.roll.doubts = roll.ready, roll.given, roll.doubts
 
 
 @cache

@@ -62,6 +62,7 @@ class MethodStrategy(FedAvg):
         self.folder = Path(folder) if folder is not None else None
         self.records: list[Record] = []  #: of the rounds of this process
         self.refusals: list[Refusal] = []  #: every reply that did not count, with its node and the reason
+        self.pending: list[Refusal] = []  #: those of evaluations and before round 1, for the next record
         self.progress: Progress | None = None
         self._layout: Layout | None = None
         self._run: RunFolder | None = None
@@ -82,8 +83,15 @@ class MethodStrategy(FedAvg):
     def population(self) -> int:
         """Return how many clients there are."""
 
-    def prepare(self, grid: Grid, timeout: float) -> None:
+    def welcome(self, grid: Grid, timeout: float) -> None:
+        """Find out who is there, before anything is read or written."""
+
+    def prepare(self, grid: Grid) -> None:
         """Do what has to be done before the first round of this process."""
+
+    def about(self) -> dict[str, dict[str, Any]]:
+        """Return what a run folder says once, by the names of the files."""
+        return {"privacy": {"note": self.disclosure(), "disclosed": {}}}
 
     def scored(self) -> tuple[float, float]:
         """Return accuracy and loss of the present model on the server's test set."""
@@ -107,15 +115,18 @@ class MethodStrategy(FedAvg):
     ) -> Result:
         """Run up to round ``num_rounds``, from the first one or from where the run in ``folder`` was."""
         try:
+            self.welcome(grid, timeout)
             self.begin(initial_arrays, num_rounds)
-            self.prepare(grid, timeout)
+            self.prepare(grid)
             done = self._offset = self.now.round
             shifted = None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, self.evaluated(arrays))
             result = super().start(
                 grid, self.arrays(), num_rounds - done, timeout, train_config, evaluate_config, shifted
             )
             result.arrays = self._arrays
-            result.evaluate_metrics_serverapp |= self._measured(done)
+            for t, measured in self._measured(done).items():
+                theirs = result.evaluate_metrics_serverapp.get(t, MetricRecord())
+                result.evaluate_metrics_serverapp[t] = MetricRecord({**measured, **theirs})
             for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
                 setattr(result, name, {t + done: metrics for t, metrics in getattr(result, name).items()})
             self._finish(num_rounds)
@@ -142,8 +153,9 @@ class MethodStrategy(FedAvg):
             return content
 
         good, refused = sift(replies, self._sent, nodes, t, read)
-        self.refusals += refused
-        return self.evaluate_metrics_aggr_fn(alike(list(good.values())), self.weighted_by_key) if good else None
+        self.pending += refused
+        usable = alike(list(good.values()))
+        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
 
     def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
         """Make one message a node; the group says the round, and Flower writes it into every reply."""
@@ -176,6 +188,7 @@ class MethodStrategy(FedAvg):
 
     def begin(self, arrays: ArrayRecord, rounds: int) -> None:
         """Set the first model, or take the state from ``folder`` if a run is there."""
+        self.records, self.refusals, self._past = [], [], []
         self._layout = Layout(arrays)
         self.reset(self.layout.vector(arrays))
         self._arrays = arrays
@@ -188,7 +201,8 @@ class MethodStrategy(FedAvg):
         else:
             self._run = RunFolder.create(self.folder)
             self._run.note("environment", environment("flower", {}, "cpu", fingerprint(about, config)))
-            self._run.note("privacy", {"note": self.disclosure(), "disclosed": {}})
+            for name, told in self.about().items():
+                self._run.note(name, told)
             self._run.begin(config)
         self._listed = self._run.lines(REFUSALS)
 
@@ -206,6 +220,8 @@ class MethodStrategy(FedAvg):
 
     def keep(self, t: int, kept: Ints, dropped: Iterable[int], refused: list[Refusal], **more: Any) -> Record:
         """Close round ``t``: write it down, and the state after it."""
+        rejected = {r.client for r in refused if r.client is not None} - set(kept.tolist())
+        refused, self.pending = self.pending + refused, []
         self.refusals += refused
         self.now.round = t
         accuracy, loss = self.scored()
@@ -217,7 +233,7 @@ class MethodStrategy(FedAvg):
             seconds=time.perf_counter() - self._began,
             participants=kept.tolist(),
             dropped=sorted(dropped),
-            rejected=sorted({r.client for r in refused if r.client is not None} - set(kept.tolist())),
+            rejected=sorted(rejected),
             notes={**more.get("notes", {}), "refused": float(len(refused))},
             faults=more.get("faults", {}),
         )
@@ -233,6 +249,11 @@ class MethodStrategy(FedAvg):
         assert self._listed is not None
         run.append(record)
         run.records.sync()
+        self._list(run, refused)
+
+    def _list(self, run: RunFolder, refused: list[Refusal]) -> None:
+        """Write refusals down, and a checkpoint that vouches for them."""
+        assert self._listed is not None
         if refused:
             self._listed.append("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in refused).encode())
             self._listed.sync()
@@ -240,8 +261,13 @@ class MethodStrategy(FedAvg):
 
     def chosen(self, t: int, ids: Ints, served: Served | None, nodes: dict[int, int]) -> tuple[Ints, list[Refusal]]:
         """Return whose updates the server took, and the others as refusals; ``nodes`` are the clients'."""
-        good = np.zeros(len(ids), bool) if served is None else served.good.numpy()
-        reason = "its update is much longer than usual, or the robust rule did not choose it"
+        if served is None:
+            reason, good = (
+                f"fewer than {self.min_replies} updates are within the bound on norms",
+                np.zeros(len(ids), bool),
+            )
+        else:
+            reason, good = "its update is much longer than usual, or the rule did not choose it", served.good.numpy()
         return ids[good], [Refusal(t, nodes[client], client, reason) for client in ids[~good].tolist()]
 
     def accept(self, t: int, kept: Ints, nodes: dict[int, int]) -> None:
@@ -250,8 +276,12 @@ class MethodStrategy(FedAvg):
         self.now.clients.write(kept, {"node": ids, "accepted": torch.full((len(kept),), t)})
 
     def _finish(self, rounds: int) -> None:
+        last, self.pending = self.pending, []
+        self.refusals += last
         if self._run is None:
             return
+        if last:
+            self._list(self._run, last)
         records = self._past + [json.loads(line(record)) for record in self.records]
         checkpoint.save_model(self._run.path / "model.safetensors", self._named(self.now.w))
         self._run.finish(summarise(self.describe(rounds), records, "finished", None))

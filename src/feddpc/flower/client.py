@@ -26,7 +26,7 @@ from feddpc.flower import preparing
 from feddpc.flower.memory import Memory
 from feddpc.flower.node import Node, build
 from feddpc.flower.orders import Orders
-from feddpc.flower.wire import REFUSED, REPLY, RefusedError, arrays_of, expect, pack, tensor, unpack
+from feddpc.flower.wire import NO_SETUP, REFUSED, REPLY, SETUP, RefusedError, arrays_of, expect, pack, tensor, unpack
 from feddpc.methods.base import Method, State
 
 #: ``data(client, clients)`` returns the samples and labels of one client, and its test samples and labels if any.
@@ -82,6 +82,8 @@ def _answering(
         records: Answer = {}
         try:
             orders = Orders.read(content)
+            if not bare:
+                _has_setup(content, context)
             node = crew.node(orders, context, bare=bare)
             records = work(node, content, context)
             about.update({"experiment": orders.tag, "method": orders.method, "client": node.client})
@@ -245,6 +247,12 @@ class _Crew:
             if test
             else Dataset(made.name, made.x_train, made.y_train, made.x_test[:0], made.y_test[:0], made.classes)
         )
+
+
+def _has_setup(content: RecordDict, context: Context) -> None:
+    """Refuse to work without what the server handed out: this node restarted, or never got it."""
+    if SETUP in content and dict(_values(content, SETUP)) != dict(context.state.get(STAMP) or {}):
+        raise RefusedError(f"{NO_SETUP}: it needs it once more")
 
 
 def _values(content: RecordDict, key: str) -> ConfigRecord:

@@ -23,7 +23,7 @@ from feddpc.engine.serving import Served, serve, settle
 from feddpc.errors import BadInputError
 from feddpc.flower.base import NEVER, Ints, MethodStrategy
 from feddpc.flower.plain import cohort_of, knows_clients, sends_plain_updates, streams
-from feddpc.flower.screening import Bounds, alike, sift
+from feddpc.flower.screening import Bounds, alike, sift, too_few
 from feddpc.flower.wire import Layout, RefusedError, only_record
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.feddpc import Stream
@@ -130,7 +130,7 @@ class PlainStrategy(MethodStrategy):
         """How many clients there are, or more than there will ever be."""
         return self._population or MANY
 
-    def prepare(self, grid: Grid, timeout: float) -> None:
+    def prepare(self, grid: Grid) -> None:
         """Remember which node was which client."""
         ids, table = self.now.clients.export()
         nodes = table["node"].tolist() if len(ids) else []
@@ -146,6 +146,7 @@ class PlainStrategy(MethodStrategy):
         if arrays is not self._arrays:  # somebody else changed the model
             self.now.w, self._arrays = self.layout.vector(arrays), arrays
         self._name(grid.get_node_ids())
+        self._refuse_strangers(grid)
         self._sent = list(super().configure_train(self._offset + server_round, arrays, config, grid))
         return self._sent
 
@@ -165,6 +166,7 @@ class PlainStrategy(MethodStrategy):
         ids = np.array(list(good), dtype=np.int64)
         silent = set(nodes.values()) - set(good) - {r.client for r in refused}
         if len(good) < self.min_replies:
+            refused += too_few(t, ids, {client: node for node, client in nodes.items()}.get, self.min_replies)
             self.keep(t, ids[:0], silent, refused)
             return None, None
         again = partial(self._gathered, t, {client: reply.examples for client, reply in good.items()})
@@ -183,13 +185,22 @@ class PlainStrategy(MethodStrategy):
         if served is None:
             self.keep(t, ids, silent, refused)
             return None, None
+        usable = alike([good[client].content for client in ids.tolist()])
+        metrics = self.train_metrics_aggr_fn(usable, self.weighted_by_key) if usable else MetricRecord()
         notes = settle(self.now, ids, served.step)
         self.accept(t, ids, named)
-        contents = [good[client].content for client in ids.tolist()]
-        metrics = self.train_metrics_aggr_fn(alike(contents), self.weighted_by_key)
         record = self.keep(t, ids, silent, refused, notes=notes)
         metrics.update({"replies": len(ids), **record.notes})
         return self.arrays(), metrics
+
+    def _refuse_strangers(self, grid: Grid) -> None:
+        """Say at once if nobody of those connected can be one of the clients that this run remembers."""
+        here, n = {self._clients[node] for node in grid.get_node_ids()}, self._population
+        if n is not None and here and min(here) >= n:
+            raise BadInputError(
+                f"this run knows {n} clients by the ids of their nodes, and all that are here have other ids: start "
+                "nodes with keys of their own and the SuperLink with --database, so that ids stay, or begin a new run"
+            )
 
     def _name(self, nodes: Iterable[int]) -> None:
         """Number nodes that are new; a checkpoint keeps the numbers."""

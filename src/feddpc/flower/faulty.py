@@ -16,7 +16,7 @@ from flwr.supercore.run import Run
 from torch import Tensor
 
 from feddpc.errors import BadInputError
-from feddpc.flower.wire import Layout, RefusedError, arrays_of, only_record, pack, unpack
+from feddpc.flower.wire import Layout, RefusedError, only_record, pack
 from feddpc.methods.base import State
 from feddpc.robust import faults
 from feddpc.robust.faults import Faults
@@ -46,7 +46,7 @@ def tamper(
     sent: dict[int, tuple[RecordDict, State]] = {}
     for reply in replies:
         client = clients.get(reply.metadata.src_node_id)
-        if client is None or not reply.has_content():
+        if client is None or client in sent or not reply.has_content():
             continue
         try:
             sent[client] = reply.content, opened(reply.content)
@@ -64,16 +64,8 @@ def tamper(
     return Changed(memory, who)
 
 
-def uploads(content: RecordDict) -> State:
-    """Take out what a client of :func:`feddpc.flower.client_app` sends."""
-    record = arrays_of(content, "up")
-    if not record:
-        raise RefusedError("there is no upload")
-    return unpack(record)
-
-
 def replace_uploads(content: RecordDict, state: State) -> None:
-    """Put it back."""
+    """Put into a reply what a client of :func:`feddpc.flower.client_app` sends."""
     content["up"] = pack(state)
 
 

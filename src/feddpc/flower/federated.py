@@ -5,49 +5,41 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from logging import INFO
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
-from torch import Tensor
 
+from feddpc import chance
 from feddpc.engine.asking import ask, survey
 from feddpc.engine.federation import Federation, gather, regather
 from feddpc.engine.rounds import late
 from feddpc.engine.serving import nobody, screen, serve, settle
-from feddpc.errors import BadInputError
 from feddpc.flower import preparing
 from feddpc.flower.base import MethodStrategy
 from feddpc.flower.census import Served, expected, federation_of
 from feddpc.flower.enrolment import Roll
-from feddpc.flower.faulty import replace_uploads, tamper, uploads
+from feddpc.flower.faulty import replace_uploads, tamper
 from feddpc.flower.holdings import Holdings
 from feddpc.flower.orders import Orders
 from feddpc.flower.queries import Desk
-from feddpc.flower.screening import sift
-from feddpc.flower.wire import ORDERS, RefusedError, arrays_of, expect, only_record, pack, tensor
+from feddpc.flower.screening import sift, too_few
+from feddpc.flower.uploads import Rows, Upload
+from feddpc.flower.wire import RefusedError, arrays_of, expect, only_record, pack, tensor
 from feddpc.methods.base import Method, State, overrides
 from feddpc.methods.world import World
 from feddpc.run import checkpoint, private
 from feddpc.run.config import Config
 from feddpc.run.experiment import default_batch_size
-from feddpc.run.record import LEARNED
+from feddpc.run.record import LEARNED, is_run, load_config, read_json
 
 Ints = NDArray[np.int64]
-
-
-class Upload(NamedTuple):
-    """What a client sent: checked, and still in its message."""
-
-    arrays: ArrayRecord
-    loss: float
+#: Where a run folder says how many samples there were.
+COUNTED = "federation"
 
 
 class FederatedStrategy(MethodStrategy):
@@ -90,15 +82,25 @@ class FederatedStrategy(MethodStrategy):
         """Return the first model, for ``start``."""
         return pack(self.holdings.state_dict())
 
-    def prepare(self, grid: Grid, timeout: float) -> None:
-        """Enrol clients, let the method find out what it must, and hand out what belongs to the clients."""
+    def welcome(self, grid: Grid, timeout: float) -> None:
+        """Enrol clients; what follows from how many samples they have is settled once, for a resumed run too."""
         self.desk.timeout = timeout
-        self.enrol(grid, self.wait)
-        self._samples = self.holdings.samples or int(self.roll.counts().sum()) + self.holdings.reserved
+        self.desk.enrol(grid, self.wait, self.min_available_nodes)
+        there = self.folder if self.folder is not None and is_run(self.folder) else None
+        counted = self.holdings.samples or int(self.roll.counts().sum()) + self.holdings.reserved
+        self._samples = counted if there is None else int(read_json(there / f"{COUNTED}.json")["samples"])
         if self.config.batch_size is None:
-            size = default_batch_size(self._samples, self.config.clients)
+            usual = default_batch_size(self._samples, self.config.clients)
+            size = usual if there is None else load_config(there).batch_size
             self.config = dataclasses.replace(self.config, batch_size=size)
         self.desk.orders = self._orders(self._samples)
+
+    def about(self) -> dict[str, dict[str, Any]]:
+        """Beside what all strategies note: how many samples there were in all when the run began."""
+        return super().about() | {COUNTED: {"samples": self._samples}}
+
+    def prepare(self, grid: Grid) -> None:
+        """Let the method find out what it must, and hand out what belongs to the clients."""
         if overrides(self.method, "learn"):
             self.learned = self._learn(grid)
         self.hand_out(grid)
@@ -107,7 +109,7 @@ class FederatedStrategy(MethodStrategy):
                 self.reset(self.method.initial(self.holdings.task, self.now.w, self._world()))
             if self.method.surveys:
                 survey(self.federation, self.served, self.desk.prober(grid, "survey", 0), self.now)
-        self.refusals += self.desk.refused
+        self.pending += self.desk.refused
 
     # Flower's interface.
 
@@ -118,11 +120,10 @@ class FederatedStrategy(MethodStrategy):
         self._began, self.desk.refused = time.perf_counter(), []
         t = self._offset + server_round
         connected = set(grid.get_node_ids())
-        if connected - self.roll.nodes.keys() - self.roll.refused.keys():
-            self.enrol(grid, 0.0)
-            self.hand_out(grid)
+        self.desk.enrol(grid, 0.0, 0)
+        self.hand_out(grid)
         self._invited = self.federation.draw(t).answered
-        ids = self.roll.present(self._invited, connected)
+        ids = self.roll.present(self._invited, connected & self.roll.ready)
         self._sent = list(self._invitations(grid, t, ids)) if len(ids) else []
         return self._sent
 
@@ -133,12 +134,14 @@ class FederatedStrategy(MethodStrategy):
         t, federation, replies = self._offset + server_round, self.federation, list(replies)
         faults = self._tampered(t, replies)
         good, refused = sift(replies, self._sent, self.roll.nodes, t, partial(self._read, t))
+        self.desk.lacking(refused)
         refused = self.desk.refused + refused
         ids = np.array(list(good), dtype=np.int64)
         silent = set(self._invited.tolist()) - set(good) - {r.client for r in refused}
         dropped = silent | set(federation.draw(t).dropped.tolist())
         if len(good) < self.min_replies:
             if len(self._invited) and federation.privacy is None:
+                refused += too_few(t, ids, self.roll.node, self.min_replies)
                 self.keep(t, ids[:0], dropped, refused, faults=faults)
                 return None, None
             # Nobody was invited, or noise has to hide that nobody came: the method has a rule for that.
@@ -168,13 +171,14 @@ class FederatedStrategy(MethodStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let clients, sampled as Flower does, evaluate the model on test samples of their own."""
-        chosen = [m.metadata.dst_node_id for m in super().configure_evaluate(server_round, arrays, config, grid)]
-        w = self.method.evaluated(self.now.w, self.now.server)
-        content = RecordDict({ORDERS: self.desk.orders.record(), "arrays": pack({"w": w})})
-        known = [node for node in chosen if node in self.roll.nodes]
-        group = str(self._offset + server_round)
-        self._sent = [Message(content, node, MessageType.EVALUATE, group_id=group) for node in known]
+        """Let some of the clients that are there evaluate the model on test samples of their own."""
+        t = self._offset + server_round
+        here = sorted(set(grid.get_node_ids()) & self.roll.ready & self.roll.nodes.keys())
+        many = max(int(len(here) * self.fraction_evaluate), self.min_evaluate_nodes) if self.fraction_evaluate else 0
+        chosen = chance.rng(self.config.seed, "who evaluates", t).permutation(here)[:many]
+        arrays = pack({"w": self.method.evaluated(self.now.w, self.now.server)})
+        contents = {node: self.desk.content(self.roll.nodes[node], arrays=arrays) for node in sorted(chosen.tolist())}
+        self._sent = [Message(content, n, MessageType.EVALUATE, group_id=str(t)) for n, content in contents.items()]
         return self._sent
 
     # The experiment.
@@ -195,26 +199,6 @@ class FederatedStrategy(MethodStrategy):
 
     # Before the first round.
 
-    def enrol(self, grid: Grid, wait: float) -> None:
-        """Ask nodes that are new who they are, until enough clients are there or ``wait`` seconds are over."""
-        end = time.monotonic() + wait
-        while True:
-            connected = set(grid.get_node_ids())
-            new = sorted(connected - self.roll.nodes.keys() - self.roll.refused.keys())
-            if new:
-                self.desk.greet(grid, new, connected)
-            here = len(self.roll.present(np.arange(self.config.clients), connected))
-            if not wait or here >= self.min_available_nodes:
-                return
-            if len(connected) >= self.config.clients or time.monotonic() >= end:
-                why = "".join(f"; node {node}: {reason}" for node, reason in self.roll.refused.items())
-                raise BadInputError(
-                    f"{here} of {self.min_available_nodes} clients can take part, {len(connected)} nodes are "
-                    f"connected{why}: start the missing ones, or lower min_available_nodes"
-                )
-            log(INFO, "waiting for clients: %d of %d", here, self.min_available_nodes)
-            time.sleep(min(1.0, max(end - time.monotonic(), 0.0)))
-
     def _learn(self, grid: Grid) -> State:
         """Return what the method finds out before round 1; a run that is continued has it in its folder."""
         path = None if self._run is None else self._run.path / LEARNED
@@ -229,11 +213,12 @@ class FederatedStrategy(MethodStrategy):
     def hand_out(self, grid: Grid) -> None:
         """Give every client that has not got it yet what it is handed before its first round."""
         new = [node for node in self.roll.nodes if node not in self.roll.ready]
+        if not new:
+            return
         shares = self.method.furnish(self._world(), self.learned) if self.method.reserve else None
-        given = {self.roll.nodes[n]: self.holdings.handed(self.roll.nodes[n], shares, self.learned) for n in new}
-        if given := {client: state for client, state in given.items() if state}:
-            self.desk.hand(grid, given)
-        self.roll.ready.update(new)
+        self.desk.hand(
+            grid, {c: self.holdings.handed(c, shares, self.learned) for c in (self.roll.nodes[n] for n in new)}
+        )
 
     # A round.
 
@@ -253,12 +238,12 @@ class FederatedStrategy(MethodStrategy):
             self._looks = expected(self.method, progress.w, down | dict(kit))
         asked, trains = self.method.asked(cohort), self.method.trains(cohort)
         accepted = progress.clients.read(ids)["accepted"].tolist()
-        orders, arrays, more = self.desk.orders.record(), pack({"w": progress.w}), pack(down)
+        arrays, more = pack({"w": progress.w}), pack(down)
         nodes = {client: node for node, client in self.roll.nodes.items()}
         for i, client in enumerate(ids.tolist()):
             told = {"round": t, "lr": cohort.client_lr, "accepted": accepted[i]}
             told |= {"rest": trains is not None and not trains[i], "asked": asked is None or bool(asked[i])}
-            content = RecordDict({ORDERS: orders, "arrays": arrays, "down": more, "round": ConfigRecord(told)})
+            content = self.desk.content(client, arrays=arrays, down=more, round=ConfigRecord(told))
             yield Message(content, nodes[client], MessageType.TRAIN, group_id=str(t))
 
     def _read(self, t: int, client: int, content: RecordDict) -> Upload:
@@ -282,26 +267,20 @@ class FederatedStrategy(MethodStrategy):
         injected = self.federation.faults
         if injected is None:
             return {}
-        changed = tamper(injected, t, replies, self.roll.nodes, self.now.watched, uploads, replace_uploads)
+
+        def opened(content: RecordDict) -> State:
+            arrays = arrays_of(content, "up")
+            expect(arrays, self._looks, "the upload")
+            return {key: tensor(arrays[key], key, look) for key, look in self._looks.items()}
+
+        changed = tamper(injected, t, replies, self.roll.nodes, self.now.watched, opened, replace_uploads)
         self.now.watched = changed.memory
         return late(self.federation, t, self.federation.draw(t)) | changed.who
 
     def _stacked(self, uploads: list[Upload]) -> State:
         """Return the uploads as the server rule wants them: stacked, or one at a time where it can take them so."""
-        rows = {key: _Rows(uploads, key, look) for key, look in self._looks.items()}
+        rows = {key: Rows(uploads, key, look) for key, look in self._looks.items()}
         guarded = self.federation.privacy is not None or self.federation.defence is not None
         if getattr(self.method, "form", None) == "streaming" and not guarded:
             return rows  # type: ignore[return-value]
         return {key: torch.stack(list(row)) for key, row in rows.items()}
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """One tensor of every upload, each made when it is asked for: a server that takes them one by one holds one."""
-
-    uploads: list[Upload]
-    key: str
-    look: Tensor
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (tensor(upload.arrays[self.key], self.key, self.look) for upload in self.uploads)

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from logging import INFO
 from typing import TypeVar
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from feddpc._version import __version__
 from feddpc.data.batches import Plan
 from feddpc.errors import BadInputError
-from feddpc.flower.enrolment import Roll
+from feddpc.flower.enrolment import Doubt, Roll
 from feddpc.flower.orders import Orders
 from feddpc.flower.screening import Bounds, Refusal, sift
-from feddpc.flower.wire import ORDERS, REPLY, RefusedError, arrays_of, expect, only_record, pack, tensor, unpack
+from feddpc.flower.wire import (
+    NO_SETUP,
+    ORDERS,
+    REPLY,
+    SETUP,
+    RefusedError,
+    arrays_of,
+    expect,
+    only_record,
+    pack,
+    tensor,
+    unpack,
+)
 from feddpc.methods.base import Method, State
 from feddpc.task import Task
 
@@ -49,8 +65,28 @@ class Desk:
         before = len(self.refused)
         self._exchange(grid, "hello", contents, names, 0, read)
         told = {refusal.node: refusal.reason for refusal in self.refused[before:]}
-        silent = {node: "it did not answer" for node in nodes if node not in self.roll.nodes}
-        self.roll.refused |= silent | told
+        for node in nodes:
+            if node not in self.roll.nodes:
+                self.roll.doubts[node] = Doubt(told.get(node, "it did not answer"), connected)
+
+    def enrol(self, grid: Grid, wait: float, least: int) -> None:
+        """Ask nodes who they are, until ``least`` clients are there or ``wait`` seconds are over; 0 asks once."""
+        end = time.monotonic() + wait
+        while True:
+            connected = set(grid.get_node_ids())
+            if new := self.roll.strangers(connected):
+                self.greet(grid, new, connected)
+            here = len(self.roll.present(np.arange(self.roll.clients), connected))
+            if not wait or here >= least:
+                return
+            if len(connected) >= self.roll.clients or time.monotonic() >= end:
+                why = "".join(f"; node {node}: {doubt.reason}" for node, doubt in self.roll.doubts.items())
+                raise BadInputError(
+                    f"{here} of {least} clients can take part, {len(connected)} nodes are connected{why}: start the "
+                    "missing ones, or lower min_available_nodes"
+                )
+            log(INFO, "waiting for clients: %d of %d", here, least)
+            time.sleep(min(1.0, max(end - time.monotonic(), 0.0)))
 
     def question(self, grid: Grid, name: str, asked: Callable[[int], State]) -> dict[int, State]:
         """Ask every client something before round 1; all must answer."""
@@ -67,9 +103,26 @@ class Desk:
     def hand(self, grid: Grid, given: Mapping[int, State]) -> None:
         """Give clients what they are handed before their first round; how many samples they have then is noted."""
         contents: dict[int, Records] = {
-            c: {"given": pack(state), "stamp": ConfigRecord({"stamp": self.orders.tag})} for c, state in given.items()
+            c: {"given": pack(state), "stamp": self.stamp()} for c, state in given.items() if state
         }
-        self.roll.sizes |= self._ask(grid, "setup", contents, 0, self._size)
+        sizes = self._ask(grid, "setup", contents, 0, self._size) if contents else {}
+        self.roll.sizes |= sizes
+        self.roll.given |= contents.keys()
+        has_it = {c for c in given if c in sizes or c not in contents}
+        self.roll.ready |= {node for node, client in self.roll.nodes.items() if client in has_it}
+
+    def stamp(self) -> ConfigRecord:
+        """Return the name of what is handed out, by which a client knows what it has."""
+        return ConfigRecord({"stamp": self.orders.tag})
+
+    def content(self, client: int, **records: ArrayRecord | MetricRecord | ConfigRecord) -> RecordDict:
+        """Return a message to a client: the experiment, which handout it must have, and ``records``."""
+        handout = {SETUP: self.stamp()} if client in self.roll.given else {}
+        return RecordDict({ORDERS: self.orders.record(), **handout, **records})
+
+    def lacking(self, refused: list[Refusal]) -> None:
+        """Note which nodes say that they do not have what was handed out: they will be given it again."""
+        self.roll.ready -= {refusal.node for refusal in refused if NO_SETUP in refusal.reason}
 
     def prober(self, grid: Grid, action: str, t: int) -> DeskProber:
         """Return what puts the method's probe to clients: each round, or once, as a ``survey``."""
@@ -95,8 +148,7 @@ class Desk:
         read: Callable[[RecordDict], T],
     ) -> dict[int, T]:
         nodes = {client: node for node, client in self.roll.nodes.items()}
-        orders = self.orders.record()
-        contents = {nodes[c]: RecordDict({ORDERS: orders, **part}) for c, part in parts.items() if c in nodes}
+        contents = {nodes[c]: self.content(c, **part) for c, part in parts.items() if c in nodes}
 
         def checked(client: int, content: RecordDict) -> T:
             if self.about(content, t).get("client") != client:
@@ -117,6 +169,7 @@ class Desk:
         sent = [Message(content, node, f"query.{action}", group_id=str(t)) for node, content in contents.items()]
         good, refused = sift(grid.send_and_receive(sent, timeout=self.timeout), sent, clients, t, read)
         self.refused += refused
+        self.lacking(refused)
         return good
 
     def _size(self, content: RecordDict) -> int:

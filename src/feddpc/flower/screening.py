@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from logging import WARNING
 from typing import TypeVar
 
+import numpy as np
 import torch
 from flwr.app import Message, Metadata, MetricRecord, RecordDict
 from flwr.common.logger import log
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.flower.wire import REFUSED, REPLY, RefusedError, only_record
@@ -19,6 +21,8 @@ from feddpc.methods.algebra import square
 from feddpc.options import positive, whole
 
 T = TypeVar("T")
+#: How many characters of a foreign node's words are kept.
+SHORT = 500
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def sift(
         client = clients.get(node)
         try:
             if reply.has_error():
-                raise RefusedError(f"error {reply.error.code}: {str(reply.error.reason).strip()[-500:]}")
+                raise RefusedError(f"error {reply.error.code}: {str(reply.error.reason).strip()[-SHORT:]}")
             if client is None or node not in nodes:
                 raise RefusedError("it was not asked")
             if about.group_id != str(round):
@@ -102,8 +106,9 @@ def sift(
                 raise RefusedError(f"the node says: {told[REFUSED]!s}")
             good[client] = read(client, reply.content)
         except RefusedError as error:
-            refused.append(Refusal(round, node, client, str(error)))
-            log(WARNING, "round %d: the reply of node %d (client %s) does not count: %s", round, node, client, error)
+            reason = in_short(str(error))
+            refused.append(Refusal(round, node, client, reason))
+            log(WARNING, "round %d: the reply of node %d (client %s) does not count: %s", round, node, client, reason)
     return dict(sorted(good.items())), refused
 
 
@@ -113,11 +118,32 @@ def _addressee(about: Metadata, sent: list[Message]) -> int:
     return asked.get(about.reply_to_message_id, about.src_node_id)
 
 
+def too_few(t: int, ids: NDArray[np.int64], node: Callable[[int], int | None], least: int) -> list[Refusal]:
+    """Return good replies of clients ``ids`` as refusals: there were not enough of them."""
+    reason = f"it could be used, but fewer than {least} could"
+    return [Refusal(t, node(client) or 0, client, reason) for client in ids.tolist()]
+
+
+def in_short(text: str) -> str:
+    """Return what a foreign node said so that it can be logged: not long, and without control characters.
+
+    >>> in_short("a\\nb"), len(in_short("c" * 10_000))
+    ('a b', 605)
+    """
+    text = text if len(text) <= 2 * SHORT else f"{text[:SHORT]} ... {text[-SHORT // 5 :]}"
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def alike(contents: list[RecordDict]) -> list[RecordDict]:
-    """Return the replies whose metrics have the most common names and kinds: only these can be averaged."""
+    """Return the replies with finite metrics of the most common names and kinds: only these can be averaged."""
+    metrics = [only_record(content, MetricRecord) for content in contents]
     kinds = [
-        tuple(sorted((k, len(v) if isinstance(v, list) else 0) for k, v in only_record(content, MetricRecord).items()))
-        for content in contents
+        tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in m.items())) if _finite(m) else None
+        for m in metrics
     ]
-    common = Counter(kinds).most_common(1)
-    return [content for content, kind in zip(contents, kinds, strict=True) if kind == common[0][0]]
+    common = Counter(kind for kind in kinds if kind is not None).most_common(1)
+    return [content for content, kind in zip(contents, kinds, strict=True) if common and kind == common[0][0]]
+
+
+def _finite(metrics: MetricRecord) -> bool:
+    return all(math.isfinite(x) for v in metrics.values() for x in (v if isinstance(v, list) else [v]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ from feddpc.run import private, wary
 from feddpc.run.config import PARTS, Config
 
 S = TypeVar("S", bound=FederatedStrategy)
+#: Arguments of a strategy that no configuration file can hold.
+OBJECTS = ("model", "test", "reserve", "scaler", "config")
 #: Seconds that a server waits for its clients to come.
 WAIT = 600.0
 
@@ -80,6 +83,11 @@ def strategy(
     if settings.privacy:
         check(method)
         settings = dataclasses.replace(settings, privacy=private.complete(settings))
+        if min_replies > 1:
+            raise BadInputError(
+                f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether "
+                "all the others count, and the budget is counted for one: leave it out"
+            )
     tested = None
     if test is not None:
         data = Dataset.from_arrays(*test, *test, classes=classes)
@@ -94,7 +102,7 @@ def strategy(
     }
     bounds = Bounds(max_norm, max_examples)
     rest = {"bounds": bounds, "min_replies": min_replies, "folder": folder, "flower": flower}
-    return FederatedStrategy(holdings, wait=wait, secret=None if reproducible else secrets.randbits(32), **rest)
+    return FederatedStrategy(holdings, wait=wait, secret=None if reproducible else secrets.randbits(128), **rest)
 
 
 def server_app(
@@ -155,8 +163,8 @@ def from_run_config(values: Any) -> dict[str, Any]:
     {'client_lr': 0.1, 'hyper': {'lam': 0.5}, 'screen': {'norm': 5.0}}
     """
     tables = {"hyper": "hyper", **PARTS}
-    known = {"client_lr", "deadline", "folder", "min_replies", "min_available_nodes", "max_norm", "wait"}
-    known |= Config.__dataclass_fields__.keys() - set(tables.values())
+    known = {"client_lr", "deadline", *inspect.signature(strategy).parameters, *Config.__dataclass_fields__}
+    known -= {*OBJECTS, *tables.values()}
     told: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")

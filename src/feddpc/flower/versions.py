@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 
 from feddpc.errors import BadInputError
@@ -25,6 +26,6 @@ def check_flwr(found: str | None = None) -> None:
         except metadata.PackageNotFoundError:
             raise BadInputError(f"feddpc.flower needs Flower, which is not installed: {install}") from None
     low, high = SUPPORTED
-    if not low <= tuple(int(part) for part in found.split(".")[:2]) < high:
+    if not low <= tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < high:
         names = [".".join(map(str, bound)) for bound in SUPPORTED]
         raise BadInputError(f"flwr {found} is not supported, {names[0]} up to (not) {names[1]} is: {install}")

@@ -28,6 +28,8 @@ HEADER = 1 << 12
 FLOATS = ("float32", "float64")
 #: Names of records: what a message says about the experiment, what a reply says about itself, and why it says no more.
 ORDERS, REPLY, REFUSED = "orders", "reply", "refused"
+#: The record that says which handout a client must have, and how a client says that it has not.
+SETUP, NO_SETUP = "setup", "this node does not have what the server hands out"
 
 
 class RefusedError(FeddpcError):

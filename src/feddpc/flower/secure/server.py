@@ -8,6 +8,7 @@ from typing import Any
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Result
 
+from feddpc.errors import BadInputError
 from feddpc.flower.secure.rules import summable
 from feddpc.flower.secure.strategy import SecureStrategy
 from feddpc.flower.server import app_of, strategy
@@ -35,6 +36,10 @@ def secure_strategy(
         settings: as for :func:`feddpc.flower.strategy`; ``batch_size`` must be among them, and ``min_replies`` is
             raised to more than half of the cohort.
     """
+    if settings.get("fraction_evaluate"):
+        raise BadInputError(
+            "fraction_evaluate: what single clients measure is not hidden, so none is asked: leave it out"
+        )
     plain = strategy(summable(method, **(hyper or {})), max_norm=max_norm, **settings)
     return SecureStrategy(
         plain.holdings,
