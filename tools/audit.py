@@ -59,12 +59,20 @@ def advisories(database: Path) -> Iterator[dict[str, Any]]:
         archive = zipfile.ZipFile(database)
         files = ((name, archive.read(name)) for name in sorted(archive.namelist()))
     for name, content in files:
-        if name.endswith(".json"):
-            yield json.loads(content)
-        elif name.endswith((".yaml", ".yml")):
-            import yaml
+        if name.endswith((".json", ".yaml", ".yml")):
+            yield _read(name, content)
 
-            yield yaml.safe_load(content)
+
+def _read(name: str, content: bytes) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = json.loads(content) if name.endswith(".json") else yaml.safe_load(content)
+    except (ValueError, yaml.YAMLError) as error:
+        sys.exit(f"{name} cannot be read: {error}")
+    if not isinstance(found, dict):
+        sys.exit(f"{name} is no advisory in the OSV format")
+    return found
 
 
 def affects(advisory: dict[str, Any], name: str, version: str) -> bool:
@@ -103,7 +111,7 @@ def _parsed(text: str, kind: str) -> Version:
 
 
 def audit(database: Path, versions: dict[str, str]) -> tuple[list[Finding], str]:
-    """Return what was found, and how large and how old the database is."""
+    """Return what was found, and how large and how old the database is; an empty text if there is nothing in it."""
     found, count, newest = [], 0, ""
     for advisory in advisories(database):
         count, newest = count + 1, max(newest, str(advisory.get("modified", "")))
@@ -114,7 +122,7 @@ def audit(database: Path, versions: dict[str, str]) -> tuple[list[Finding], str]
                 found.append(
                     Finding(name, versions[name], ids, str(advisory.get("summary", "")), _fixed(advisory, name))
                 )
-    return found, f"{count} advisories, {_age(newest)}"
+    return found, f"{count} advisories, {_age(newest)}" if count else ""
 
 
 def _fixed(advisory: dict[str, Any], name: str) -> tuple[str, ...]:
@@ -144,6 +152,10 @@ def main() -> None:
         return
     versions = pins()
     found, about = audit(database, versions)
+    if not about:
+        told = f"audit skipped: {database} holds no advisories (a zip must be unpacked there)"
+        sys.exit(told) if asked.database is not None else print(told)
+        return
     found = [finding for finding in found if not set(finding.advisory.split(", ")) & set(asked.ignore)]
     for finding in found:
         print(finding)

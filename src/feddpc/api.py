@@ -180,6 +180,8 @@ def rerun(
         own = _Own.of(data=data, model=model, method=method, partition=partition)
         again = Again.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
+        if own.method is None:
+            methods.refuse_code(Path(folder), [again.config.method], [str(own.values.get("method"))])
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
         outcome = execute(
             own.setting(again.config, chosen),

@@ -44,9 +44,10 @@ def unusable(path: Path, number: int | None, reason: object) -> RunFolderError:
     """Build the error for a file or folder that the operating system refused, with its error ``number`` if known.
 
     >>> str(unusable(Path("runs/a"), errno.EACCES, "Permission denied"))
-    'runs/a cannot be used: Permission denied'
+    'runs/a cannot be used: Permission denied; make it writable, or choose another --out'
     """
     if number in (errno.ENOSPC, errno.EDQUOT):
         kept = "what was recorded so far is kept"
         return RunFolderError(f"the disk of {path} is full; {kept}: free some space and use --resume")
-    return RunFolderError(f"{path} cannot be used: {reason}")
+    remedy = "; make it writable, or choose another --out" if number in (errno.EACCES, errno.EPERM, errno.EROFS) else ""
+    return RunFolderError(f"{path} cannot be used: {reason}{remedy}")

@@ -73,3 +73,41 @@ def test_a_mistake_is_one_line_and_exit_code_2(first, monkeypatch, capsys):
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: nowhere is no run folder: it has no config.toml\n"
+
+
+CODE = """
+import pathlib
+from feddpc.methods import FedAvg
+
+pathlib.Path("ran").touch()
+
+class Mine(FedAvg):
+    name = "mine"
+"""
+
+
+@pytest.mark.parametrize("how", [["run", "--like"], ["run", "--resume", "--out"]])
+def test_code_that_only_a_folder_names_is_not_run(tmp_path, monkeypatch, how):
+    """A folder may come from anybody."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(CODE)
+    feddpc("run", *QUICK, "--method", "mine.py:Mine", "--out", "theirs")
+    (tmp_path / "ran").unlink()
+    (tmp_path / "mine.py").write_text(CODE + "# another file, which was not loaded before\n")
+    with pytest.raises(BadInputError, match=r"names code, mine\.py:Mine"):
+        feddpc(*how, "theirs")
+    assert not (tmp_path / "ran").exists()
+    assert feddpc(*how, "theirs", "--method", "mine.py:Mine").exit_code == 0
+
+
+def test_code_that_only_the_folder_of_a_comparison_names_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(CODE)
+    feddpc("compare", *QUICK, "--methods", "mine.py:Mine,fedavg", "--out", "theirs")
+    with pytest.raises(BadInputError, match=r"names code, mine\.py:Mine"):
+        feddpc("compare", "--resume", "--out", "theirs")
+    assert feddpc("compare", "--resume", "--out", "theirs", "--methods", "mine.py:Mine").exit_code == 0
+
+
+def test_another_method_keeps_what_it_needs(first, tmp_path):
+    assert feddpc("run", "--like", "first", "--method", "datasharing", "--out", "again").exit_code == 0

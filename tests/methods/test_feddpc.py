@@ -399,3 +399,9 @@ def test_the_noise_floor_diagnostic():
         ("fedvarp", 0.05, 12.6),
     ]:
         assert gap(trajectory(method, **common, server_lr=server_lr, steps=2)[-1]) == pytest.approx(expected, rel=0.05)
+
+
+def test_without_scaling_nothing_is_cut():
+    rule = FedDPC(lam=-1.0, scaling=False, max_scale=0.5)
+    g, D = torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 2.0]])
+    assert rule.direction(D, g, torch.ones(1))[0].tolist() == [0.0, 2.0]

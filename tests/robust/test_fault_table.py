@@ -37,7 +37,7 @@ def test_every_fault_and_what_becomes_of_it():
         "|---|---|---|---|---|",
     ]
     for kind in KINDS:
-        faults, cells = {kind: 0.25, "scale": -10.0}, []
+        faults, cells = {kind: 0.25} | ({"scale": -10.0} if kind == "scaled" else {}), []
         for defence, fates in (({}, FATES), (DEFENCE, FENCED)):
             setting, progress, records = run(faults=faults, **defence)
             found = fate(setting, records, kind)

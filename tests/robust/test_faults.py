@@ -36,7 +36,7 @@ def test_shares_are_of_the_population_and_kinds_do_not_overlap():
     again, other = (faults.make({"sign_flip": 0.2}, population=200, seed=s) for s in (3, 4))
     assert not np.array_equal(again.members["sign_flip"], other.members["sign_flip"])
     assert faults.make({}, population=9, seed=0) is None
-    assert faults.make({"scale": 3.0}, population=9, seed=0) is None
+    assert faults.make({}, population=9, seed=0) is None
 
 
 def test_what_each_kind_sends():
@@ -202,3 +202,16 @@ def test_without_faults_nothing_changes():
     assert torch.equal(a.w, b.w)
     same_memories(a, b)
     assert [r.participants for r in left] == [r.participants for r in right]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"often": 0.5, "scale": 3.0}, "nobody misbehaves"),
+        ({"sign_flip": 0.5, "scale": 3.0}, "faults.scale is for faults.scaled"),
+        ({"sign_flip": 0.04}, "0.04 of 10 clients is nobody: ask for 0.1 or more"),
+    ],
+)
+def test_faults_that_would_do_nothing_are_refused(table, said):
+    with pytest.raises(BadInputError, match=said):
+        faults.make(table, population=10, seed=0)

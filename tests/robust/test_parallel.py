@@ -71,7 +71,7 @@ def test_all_forms_and_guards_have_the_largest_factor(form, guard):
     x, g = setting(m=3)
     x[0] = attacks.parallel(g, 1e-3)(x)[0]
     rule = FedDPC(form=form, guard=guard)
-    rows = rule.rows({"delta": g}, {"delta": x}, None)["delta"]
+    rows = list(rule.transformed(x, g, torch.ones(3))[0])
     assert float(rows[0].norm()) == pytest.approx(1e-2 * float(x[0].norm()), rel=1e-3)
 
 

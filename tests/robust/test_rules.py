@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feddpc import methods
 from feddpc.errors import BadInputError
+from feddpc.methods import Cohort
 from feddpc.robust import rules
 from feddpc.robust.rules import clipped, coordinate_median, krum_scores, spatial_median, trimmed
 
@@ -226,3 +228,45 @@ def test_flags_beside_vectors_are_judged_as_well():
 def test_bad_options_say_what_to_do(name, options, words):
     with pytest.raises(BadInputError, match=words):
         rules.make(name, **options)
+
+
+def geometric_centre(x):
+    """The mean of the rows that the rule hands to a method, with its own tolerance and patience."""
+    return rules.make("geometric_median")({"delta": x}).up["delta"].mean(0)
+
+
+def test_the_rows_of_the_geometric_median_have_it_as_their_mean():
+    flat = torch.tensor([[-10.0, 0.0], [0.0, 1.0], [10.0, 0.0]], dtype=F64)  # an angle above 120 degrees: that corner
+    close(geometric_centre(flat), flat[1])
+    angle = math.radians(121) / 2
+    wide = torch.tensor(
+        [[math.sin(angle), math.cos(angle)], [0.0, 0.0], [-math.sin(angle), math.cos(angle)]], dtype=F64
+    )
+    close(geometric_centre(wide), wide[1])
+    line = torch.tensor([[0.0], [1.0], [3.0], [70.0], [900.0]], dtype=F64)
+    close(geometric_centre(line), line[2])
+    for seed in (*range(20), 136, 231, 281, 288):
+        x = cloud(3 + seed % 9, 1 + seed % 5, seed)
+        best, _ = spatial_median(x, 1e-13, 100_000)
+        usual = float((x - best).norm(dim=1).median())
+        assert float((geometric_centre(x) - best).norm()) < 0.01 * usual  # rows near a line are the slowest
+
+
+def test_a_share_is_counted_as_people_count():
+    x = torch.arange(100.0, dtype=F64)[:, None]
+    rows = rules.make("trimmed_mean", share=0.29)({"delta": x}).up["delta"]
+    assert int((rows != x).sum()) == 2 * 29
+
+
+def test_feddpc_reports_under_a_rule_what_it_reports_without():
+    g = torch.tensor([1.0, 0.0, 0.0], dtype=F64)
+    x = torch.cat([cloud(5, 3), g.expand(4, 3)])  # four are parallel to g, and guarded
+    method = methods.create("feddpc")
+    cohort = Cohort(2, torch.arange(9), 9, torch.full((9,), 1 / 9, dtype=F64), torch.ones(9), 1.0, 1.0)
+    plain = method.aggregate(torch.zeros(3, dtype=F64), {"delta": g}, {"delta": x}, cohort).notes
+    rows, notes = method.rows({"delta": g}, {"delta": x}, cohort)
+    assert rows.keys() == {"delta"}
+    assert {k: float(v) for k, v in notes.items()} == pytest.approx({k: float(v) for k, v in plain.items()})
+    assert float(notes["guarded"]) == 4
+    with pytest.raises(BadInputError, match="guard"):
+        methods.create("feddpc", guard="exclude").rows({"delta": g}, {"delta": x}, cohort)

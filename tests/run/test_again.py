@@ -157,7 +157,7 @@ def test_what_a_folder_only_names_must_be_given(tmp_path):
             feddpc.rerun(tmp_path / "first", **{k: v for k, v in own.items() if k != lacking})
     with pytest.warns(UserWarning, match="other initial model"):
         assert not feddpc.rerun(tmp_path / "first", **own | {"model": tiny_net(seed=1)}).likeness.identical
-    with pytest.raises(RunFolderError, match="other data than"):
+    with pytest.raises(RunFolderError, match="other data and all data than"):
         feddpc.rerun(tmp_path / "first", **own | {"data": blobs(seed=3)})
 
 

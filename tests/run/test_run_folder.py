@@ -1,7 +1,12 @@
 """Run folders: what they hold, resuming, damage, a full disk, two processes, and divergence."""
 
+import dataclasses
 import errno
 import json
+import os
+import re
+import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -123,11 +128,19 @@ def test_records_behind_the_checkpoint_are_computed_again(tmp_path):
     assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
 
 
-def test_without_a_checkpoint_a_resumed_run_starts_again(tmp_path):
+def test_a_lost_checkpoint_of_a_run_that_got_to_an_end_is_no_new_start(tmp_path):
+    run(tmp_path / "r")
+    shutil.rmtree(tmp_path / "r" / "checkpoint")
+    before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match=r"remove summary\.json and rounds\.jsonl"):
+        run(tmp_path / "r", resume=True)
+    assert (tmp_path / "r" / "rounds.jsonl").read_bytes() == before
+
+
+def test_before_the_first_checkpoint_a_resumed_run_starts_again(tmp_path):
     whole = run(tmp_path / "whole")
     interrupted(tmp_path / "cut", 2)
-    for path in (tmp_path / "cut" / "checkpoint").iterdir():
-        path.unlink()
+    shutil.rmtree(tmp_path / "cut" / "checkpoint")
     again = run(tmp_path / "cut", resume=True)
     assert torch.equal(whole.w, again.w)
     assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
@@ -326,7 +339,7 @@ def test_replace_file_is_all_or_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_read_only_place_is_said(tmp_path):
+def test_a_file_in_the_place_of_a_folder_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot be used"):
         run(tmp_path / "file" / "below")
@@ -373,3 +386,31 @@ def test_the_names_of_new_folders_are_on_the_disk(tmp_path, monkeypatch):
     synced.clear()
     files.make_folder(tmp_path / "a" / "b")  # perhaps made by a process that was killed before it could sync
     assert synced == [tmp_path / "a"]
+
+
+def test_files_have_the_mode_that_the_user_wants(tmp_path):
+    before = os.umask(0o077)
+    try:
+        files.replace_text(tmp_path / "note", "n")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "note").stat().st_mode) == 0o600
+
+
+def test_a_hyper_parameter_that_came_later_is_what_it_was_not(tmp_path):
+    """Runs of FedDPC before there was a bound on the factor had none."""
+    run(tmp_path / "r")
+    path = tmp_path / "r" / "config.toml"
+    text = path.read_text()
+    assert "max_scale = 10.0" in text
+    path.write_text(re.sub("max_scale = .*\n", "", text))
+    assert record.load_config(tmp_path / "r").hyper["max_scale"] == 0.0
+
+
+def test_other_samples_are_other_data():
+    one = small_setting()
+    for part in ("x_train", "x_test"):
+        changed = getattr(one.data, part).copy()
+        changed[1] += 1
+        other = dataclasses.replace(one.data, **{part: changed})
+        assert other.digest != one.data.digest

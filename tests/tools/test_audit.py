@@ -120,3 +120,20 @@ def test_a_finding_is_named_and_fails_unless_it_is_ignored(tmp_path):
 
 def test_a_database_that_was_asked_for_must_be_there(tmp_path):
     assert "there is no database" in run(tmp_path, "--database", str(tmp_path / "db")).stderr
+
+
+def test_a_database_without_advisories_proves_nothing(tmp_path):
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "all.zip").write_bytes(b"")
+    done = run(tmp_path, "--database", str(tmp_path / "db"))
+    assert done.returncode == 1
+    assert "holds no advisories" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["[]", "{"])
+def test_a_file_that_is_no_advisory_is_named(tmp_path, content):
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "odd.json").write_text(content)
+    done = run(tmp_path, "--database", str(tmp_path / "db"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("odd.json ")

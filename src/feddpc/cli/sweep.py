@@ -178,13 +178,17 @@ def _plan(
     select: str | None,
 ) -> Plan:
     """Return what was asked for; where a sweep is in ``out``, what is not said is as there."""
+    from feddpc.methods import refuse_code
     from feddpc.sweep.choose import BY
     from feddpc.sweep.plan import Plan, make_space, stored
 
     if select is not None and select not in BY:
         raise unknown("way to choose", select, BY)
     before = stored(out)
-    names = flags.method_names(methods, table.get("methods")) or (list(before.methods) if before else ["feddpc"])
+    asked = flags.method_names(methods, table.get("methods"))
+    if before and not asked:
+        refuse_code(out, before.methods, [])
+    names = asked or (list(before.methods) if before else ["feddpc"])
     numbers = flags.seed_numbers(seeds, table.get("seeds")) or (list(before.seeds) if before else [0])
     base = before.wishes if before else None
     wishes = flags.wishes(given, table, sets, names, extra=["methods", "seeds"], base=base)

@@ -62,6 +62,7 @@ def run(
     """Train one model with one method."""
     given = flags.given(locals(), "method", "seed")
     out, stored = _folder(out, resume, "run", quiet)
+    from feddpc.methods import refuse_code
     from feddpc.run.config import Config
     from feddpc.run.experiment import make_method, prepare
     from feddpc.run.record import load_config
@@ -75,6 +76,8 @@ def run(
     name = given.get("method", table.get("method", base.method))
     if not isinstance(name, str):
         raise BadInputError(f"method = {name!r}: must be one name; `feddpc compare` takes several")
+    if like is not None or stored is not None:
+        refuse_code(like or out, [name], [str(given.get("method")), str(table.get("method"))])
     wishes = flags.wishes(given, table, set_, [name])
     again = _again(like, wishes, name, quiet) if like is not None else None
     wishes.values.setdefault("threads", "auto")
@@ -155,6 +158,7 @@ def compare(
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
     given = flags.given(locals())
     out, _ = _folder(out, resume, "compare", quiet)
+    from feddpc.methods import refuse_code
     from feddpc.run import compare as comparison
     from feddpc.run.runner import Stop
 
@@ -166,6 +170,7 @@ def compare(
     names = flags.method_names(methods, table.get("methods"))
     numbers = flags.seed_numbers(seeds, table.get("seeds"))
     if planned:  # what is there goes on; flags may add to it
+        refuse_code(out, planned.methods, names or [])
         names = list(dict.fromkeys([*planned.methods, *(names or [])]))
         numbers = list(dict.fromkeys([*planned.seeds, *(numbers or [])]))
     names, numbers = names or PAPER.split(","), numbers or [0]

@@ -16,6 +16,7 @@ import numpy as np
 
 from feddpc.data.dataset import FIELDS, Array, Dataset, compact, md5
 from feddpc.data.specs import Spec
+from feddpc.disk import sync_file, sync_folder
 from feddpc.errors import DataError
 
 FORMAT = 1
@@ -43,7 +44,7 @@ def folder(name: str, cache: Path) -> Path:
 
 
 def holds(name: str, cache: Path) -> bool:
-    """Whether the cache has an entry for ``name``; entries are renamed into place, so one that exists is complete."""
+    """Whether the cache has an entry; it was on the disk before it was renamed into place, so it is complete."""
     return (folder(name, cache) / _JSON).is_file()
 
 
@@ -58,9 +59,13 @@ def store(data: Dataset, cache: Path) -> Path:
             fresh = Path(temporary) / "new"
             fresh.mkdir()
             _write(data, fresh)
+            for path in fresh.iterdir():
+                sync_file(path)
+            sync_folder(fresh)
             if place.exists():
                 place.rename(Path(temporary) / "old")  # removed together with the temporary folder
             fresh.rename(place)
+            sync_folder(place.parent)
     except OSError as error:
         needed = sum(getattr(data, field).nbytes for field in FIELDS) >> 20
         raise DataError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,16 @@ class Dataset:
     y_test: Array
     classes: int
     class_names: tuple[str, ...] | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all samples and labels."""
+        made = hashlib.blake2b(digest_size=16)
+        for field in FIELDS:
+            array = np.ascontiguousarray(getattr(self, field))
+            made.update(f"{field} {array.dtype} {array.shape}".encode())
+            made.update(array.data)
+        return made.hexdigest()
 
     @classmethod
     def from_arrays(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -52,11 +53,13 @@ def serve(
         cohort = again(kept)
     if defence.rule is None:
         return Served(good, cohort, method.aggregate(w, server, up, cohort))
-    chosen, rows = defence.judge(method.rows(server, up, cohort), cohort.steps != 0)
+    rows, notes = method.rows(server, up, cohort)
+    chosen, rows = defence.judge(rows, cohort.steps != 0)
     if not bool(chosen.all()):
         good = good.masked_scatter(good, chosen)
         cohort = again(ids[good.cpu().numpy()])
-    return Served(good, cohort, method.combine(w, server, rows, cohort))
+    step = method.combine(w, server, rows, cohort)
+    return Served(good, cohort, replace(step, notes={**step.notes, **notes}))
 
 
 def nobody(federation: Federation, method: Method, progress: Progress, t: int) -> dict[str, float]:

@@ -9,6 +9,7 @@ import inspect
 import sys
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,9 +70,24 @@ def get(name: str) -> type[Method]:
     """Return the class of a registered method, or of ``FILE.py:CLASS``."""
     if name in _REGISTRY:
         return _REGISTRY[name]
-    if ".py" in name:
+    if is_code(name):
         return _from_file(name)
     raise unknown("method", name, _REGISTRY)
+
+
+def is_code(name: str) -> bool:
+    """Say whether ``name`` is no registered method but a class in a file, which runs when it is looked up."""
+    return name not in _REGISTRY and ".py" in name
+
+
+def refuse_code(folder: Path, names: Iterable[str], asked: Iterable[str]) -> None:
+    """Raise if a folder, which may be anybody's, names code to be run, and the user does not."""
+    for name in names:
+        if is_code(name) and name not in asked:
+            raise BadInputError(
+                f"{folder} names code, {name}, which would be run: look at it, and name it yourself with --method or "
+                "--methods if it is what you want"
+            )
 
 
 def create(name: str, **hyper: Any) -> Method:

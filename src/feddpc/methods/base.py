@@ -109,6 +109,7 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
+    absent: ClassVar[Mapping[str, Any]] = {}  #: hyper-parameters that came later, and what runs before had
     reference: ClassVar[str] = ""
     costs: ClassVar[Costs] = Costs()
     #: What of a model it uses beside the whole, e.g. ``features``; a model without is refused.
@@ -227,9 +228,12 @@ class Method:
         """The server rule; default ``w_t = w_{t-1} - eta_g mean(D)``. Nothing handed in is changed."""
         return Step(cohort.mean(up["delta"]), rate=cohort.server_lr / cohort.client_lr)
 
-    def rows(self, server: State, up: State, cohort: Cohort) -> State:
-        """What :meth:`combine` averages, a row a client, for a robust rule to judge; usually what was sent."""
-        return up
+    def rows(self, server: State, up: State, cohort: Cohort) -> tuple[State, State]:
+        """What :meth:`combine` averages, a row a client, for a robust rule to judge, and what is to be reported of it.
+
+        Usually that is what was sent, and nothing.
+        """
+        return up, {}
 
     def combine(self, w: Tensor, server: State, rows: State, cohort: Cohort) -> Step:
         """The server rule on rows from :meth:`rows`, after a robust rule chose among them or replaced them."""

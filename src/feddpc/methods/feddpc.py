@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -66,6 +66,7 @@ class FedDPC(Method):
     tensor([0.0000, 6.5000])
     """
 
+    absent: ClassVar[Mapping[str, Any]] = {"max_scale": 0.0}
     name: ClassVar[str] = "feddpc"
     title: ClassVar[str] = "FedDPC"
     reference: ClassVar[str] = (
@@ -137,7 +138,7 @@ class FedDPC(Method):
         look = residuals(D_md, g)
         p_m, s_m, guarded_m = self.scales(look)
         factors = (s_m / steps_m if self.normalise_by_steps else s_m).to(D_md.dtype)
-        v_md = (s * (D - p * g) for s, p, D in zip(factors, p_m.to(D_md.dtype), D_md, strict=True))
+        v_md = (scaled(D, g, p, s) for s, p, D in zip(factors, p_m.to(D_md.dtype), D_md, strict=True))
         return v_md, self.notes(s_m, look.cosine_m, look.x2_m, guarded_m)
 
     def scales(self, look: Residuals) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,7 +149,7 @@ class FedDPC(Method):
         guarded_m = (r_m <= self.tau * D_m) & (D_m > 0)
         soft = self.tau * D_m if self.guard == "soft" else 0.0
         s_m = self.lam + safe_ratio(D_m, r_m + soft) if self.scaling else torch.ones_like(D_m)
-        s_m = s_m.clamp(max=self.max_scale) if self.max_scale else s_m
+        s_m = s_m.clamp(max=self.max_scale) if self.max_scale and self.scaling else s_m
         if self.guard == "soft":
             return look.p_m, s_m, guarded_m
         if self.guard == "keep":
@@ -156,19 +157,18 @@ class FedDPC(Method):
             return torch.where(guarded_m, 0.0, look.p_m), torch.where(guarded_m, unprojected, s_m), guarded_m
         return look.p_m, torch.where(guarded_m, 0.0, s_m), guarded_m
 
-    def rows(self, server: State, up: State, cohort: Cohort) -> State:
-        """v_j and whether it was guarded, as the client form sends them."""
+    def rows(self, server: State, up: State, cohort: Cohort) -> tuple[State, State]:
+        """Every v_j, which is what is averaged."""
+        self.require(self.guard != "exclude", "guard", "zero, soft or keep with a robust rule, which chooses by itself")
         if self.form == "client":
-            return up
-        D_md, g = up["delta"], server["delta"]
-        p_m, s_m, guarded_m = self.scales(residuals(D_md, g))
-        s_m = s_m / cohort.steps if self.normalise_by_steps else s_m
-        v_md = s_m[:, None].to(D_md.dtype) * (D_md - p_m[:, None].to(D_md.dtype) * g)
-        return {"delta": v_md, "guarded": guarded_m.to(D_md.dtype)}
+            return {"delta": up["delta"]}, {"guarded": up["guarded"].sum()}
+        v_md, notes = self.transformed(up["delta"], server["delta"], cohort.steps)
+        return {"delta": torch.stack(list(v_md))}, notes
 
     def combine(self, w: Tensor, server: State, rows: State, cohort: Cohort) -> Step:
         """The mean of v_j, as in the client form."""
-        return replace(self, form="client").aggregate(w, server, rows, cohort)
+        delta = self._clean(weighted_sum(cohort.weights / cohort.client_lr, rows["delta"]), server["delta"])
+        return Step(delta, rate=cohort.server_lr, server={"delta": delta})
 
     def broadcast(self, w: Tensor, server: State, probed: State, cohort: Cohort) -> State:
         """Client form: the clients need g."""
@@ -180,7 +180,7 @@ class FedDPC(Method):
             return super().finish(y, here)
         D, g = here.w - y, here.down["g"]
         p_1, s_1, guarded_1 = self.scales(residuals(D[None], g, look=False))
-        v = s_1.to(D.dtype) * (D - p_1.to(D.dtype) * g)
+        v = scaled(D, g, p_1.to(D.dtype), s_1.to(D.dtype))
         v = v / here.steps if self.normalise_by_steps else v
         return {"delta": v, "guarded": guarded_1[0].to(D.dtype)}, {}
 
@@ -202,6 +202,11 @@ class FedDPC(Method):
     def _clean(self, delta: Tensor, g: Tensor, g2: Tensor | None = None) -> Tensor:
         """Orthogonalise once more, in place: twice is enough."""
         return project_out_(delta, g, g2) if self.projection and self.guard != "keep" else delta
+
+
+def scaled(D: Tensor, g: Tensor, p: Tensor, s: Tensor) -> Tensor:
+    """Return v = s (D - p g)."""
+    return s * (D - p * g)
 
 
 class Stream:

@@ -56,6 +56,9 @@ KINDS = (
 DEFAULTS = {"often": 1.0, "scale": 10.0, "spread": 1.0, "tilt": 1e-3}
 
 
+STRENGTH_OF = {"scale": "scaled", "spread": "noise", "tilt": "parallel"}
+
+
 class Tampered(NamedTuple):
     """What arrived, what the attackers remember now, and who did what."""
 
@@ -84,6 +87,11 @@ def complete(table: Mapping[str, Any]) -> dict[str, float]:
     how["tilt"] = chance_of("faults.tilt", how["tilt"], zero=False)
     how["spread"] = positive("faults.spread", how["spread"])
     how["scale"] = fit("faults.scale", how["scale"], float)
+    if table and not shares:
+        raise BadInputError("faults: nobody misbehaves: give a kind its share, such as sign_flip = 0.2")
+    for name, kind in STRENGTH_OF.items():
+        if how[name] != DEFAULTS[name] and kind not in shares:
+            raise BadInputError(f"faults.{name} is for faults.{kind}, which has no share: leave it out")
     return shares | how if shares else {}
 
 
@@ -184,6 +192,10 @@ def make(table: Mapping[str, Any], *, population: int, seed: int) -> Faults | No
     order, first, members = chance.rng(seed, "faults").permutation(population), 0, {}
     for kind in KINDS:
         count = min(math.floor(known.get(kind, 0.0) * population + 0.5), population - first)
+        if known.get(kind) and not count:
+            raise BadInputError(
+                f"faults.{kind} = {known[kind]:g} of {population} clients is nobody: ask for {1 / population:g} or more"
+            )
         members[kind] = np.sort(order[first : first + count])
         first += count
     return Faults(seed, members, {name: known[name] for name in DEFAULTS})

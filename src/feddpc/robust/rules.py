@@ -126,8 +126,10 @@ def spatial_median(x_md: Tensor, tolerance: float, iterations: int) -> tuple[Ten
     """Return the geometric median in float64, and rows at one distance about it, whose mean it is.
 
     Weiszfeld's iteration from the coordinate median: the mean with weights 1 / distance. It stops when a step is
-    shorter than ``tolerance`` median distances. The unit vectors from the geometric median to the rows add up to zero,
-    so their mean stays when all are given the same length, here the median distance.
+    shorter than ``tolerance`` median distances. Towards a row it only creeps, so at the end the nearest row is tried:
+    it is the median if the unit vectors from it to the others add up to one at most (Vardi, Zhang, PNAS 2000). Else
+    those from the median add up to zero, so their mean stays when all are given one length, here the median distance;
+    what remains of the sum, or of the iteration, is taken out of every row.
     """
     centre = coordinate_median(x_md)
     for _ in range(iterations):
@@ -139,9 +141,21 @@ def spatial_median(x_md: Tensor, tolerance: float, iterations: int) -> tuple[Ten
         before, centre = centre, exact_sum(x_md, pull_m / pull_m.sum())
         if bool(torch.linalg.vector_norm(centre - before) <= tolerance * usual):
             break
+    centre = _nearest_if_median(x_md, centre)
     far_m = row_distances(x_md, centre)
     usual = far_m.median()
-    return centre, _about(centre, x_md, safe_ratio(usual, far_m.clamp(min=NEAREST * float(usual))))
+    rows = _about(centre, x_md, safe_ratio(usual, far_m.clamp(min=NEAREST * float(usual))))
+    rows += (centre - rows.mean(0, dtype=torch.float64)).to(rows.dtype)
+    return centre, rows
+
+
+def _nearest_if_median(x_md: Tensor, centre_d: Tensor) -> Tensor:
+    """Return the row nearest to ``centre_d`` if it is the geometric median, else ``centre_d``."""
+    row = x_md[row_distances(x_md, centre_d).argmin()].double()
+    far_m = row_distances(x_md, row)
+    pull_m = safe_ratio(torch.ones_like(far_m), far_m)  # 0 for the row itself, and for its copies
+    total = exact_sum(x_md, pull_m) - pull_m.sum() * row
+    return row if bool(torch.linalg.vector_norm(total) <= (far_m == 0).sum()) else centre_d
 
 
 def _about(centre_d: Tensor, x_md: Tensor, factor_m: Tensor) -> Tensor:
@@ -191,7 +205,7 @@ def _median() -> Rule:
 
 def _trimmed_mean(*, share: float = 0.3) -> Rule:
     share = _hostile(share)
-    return _replacing(lambda x: trimmed(x, min(int(share * len(x)), (len(x) - 1) // 2)))
+    return _replacing(lambda x: trimmed(x, min(_count(share, len(x)), (len(x) - 1) // 2)))
 
 
 def _krum(*, share: float = 0.3) -> Rule:
@@ -203,7 +217,7 @@ def _multi_krum(*, share: float = 0.3, select: int = 0) -> Rule:
 
     def choose(square_mm: Tensor) -> Tensor:
         m = len(square_mm)
-        hostile = max(min(int(share * m), (m - 3) // 2), 0)
+        hostile = max(min(_count(share, m), (m - 3) // 2), 0)
         return krum_scores(square_mm, hostile).argsort(stable=True)[: select or max(m - hostile - 2, 1)]
 
     return _selecting(choose)
@@ -215,9 +229,14 @@ def _centred_clipping(*, radius: float = 0.0, iterations: int = 3) -> Rule:
     return _replacing(lambda x: clipped(x, radius, iterations))
 
 
-def _geometric_median(*, tolerance: float = 1e-8, iterations: int = 200) -> Rule:
+def _geometric_median(*, tolerance: float = 1e-8, iterations: int = 1000) -> Rule:
     tolerance, iterations = positive("rule.tolerance", tolerance), whole("rule.iterations", iterations, 1)
     return _replacing(lambda x: spatial_median(x, tolerance, iterations)[1])
+
+
+def _count(share: float, m: int) -> int:
+    """Return how many of ``m`` a share is: 0.29 of 100 are 29, whatever floating point says."""
+    return int(share * m + 1e-9)
 
 
 def _hostile(share: float) -> float:

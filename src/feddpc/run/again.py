@@ -18,7 +18,7 @@ from feddpc.run.record import config_digest, environment, load_config, read_json
 #: What of the surroundings may change a result, if only its last digits.
 SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "threads")
 #: Fingerprints without which nothing of a run can come out again.
-WORLD = ("data", "partition")
+WORLD = ("data", "all data", "partition")
 #: Options that belong to a choice, and go with it.
 OPTIONS_OF = {
     "method": "hyper",
@@ -80,6 +80,8 @@ class Again:
         for key, options in OPTIONS_OF.items():
             if given.get(key, values[key]) != values[key]:
                 values[options] = {}
+        if given.get("method", stored.method) != stored.method:
+            values.pop("reserve", None)  # each method needs its own
         if given.get("alpha", stored.alpha) != stored.alpha:
             values["partition_options"] = {k: v for k, v in values["partition_options"].items() if k != "alpha"}
         for key, value in given.items():
@@ -107,7 +109,7 @@ class Again:
         """
         before, print_before = self.environment, self.environment["fingerprint"]
         now, print_now = environment(self.config.engine, {}, setting.config.device), setting.fingerprint()
-        other = [part for part in print_now if print_before.get(part) != print_now[part]]
+        other = [part for part in print_now if part in print_before and print_before[part] != print_now[part]]
         if not self.changed and (wrong := [part for part in WORLD if part in other]):
             raise RunFolderError(
                 f"other {' and '.join(wrong)} than {self.folder} was made with, by their fingerprints: restore them, "

@@ -132,7 +132,9 @@ def load(folder: Path) -> Saved | None:
         RecursionError,
         SafetensorError,
     ) as error:
-        raise RunFolderError(f"the checkpoint in {folder} cannot be read: {error}") from None
+        raise RunFolderError(
+            f"the checkpoint in {folder} cannot be read: {error}; restore it, or start a new run"
+        ) from None
 
 
 def restore(saved: Saved, progress: Progress) -> None:

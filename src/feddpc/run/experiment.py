@@ -86,11 +86,15 @@ class Setting:
         return self.task.flat
 
     def fingerprint(self) -> dict[str, str]:
-        """Return a hash of each thing that a configuration only names: data (a sample of them), partition, model."""
+        """Return a hash of each thing that a configuration only names: data, partition, model.
+
+        ``data`` is what runs before 0.2 noted, of a sample; ``all data`` of everything.
+        """
         dealt = self.federation.planner.partition
         layout = [f"{n} {tuple(s)}" for n, s in zip(self.flat.names, self.flat.shapes, strict=True)]
         return {
             "data": data_hash(self.data),
+            "all data": self.data.digest,
             "partition": _hash(dealt.order, dealt.starts),
             "initial model": _hash(layout, self.w0.cpu().numpy()),
         }

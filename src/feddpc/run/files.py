@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from feddpc import disk
 from feddpc.errors import unusable
 
 _unsynced: ContextVar[bool] = ContextVar("unsynced", default=False)
@@ -46,13 +46,14 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.part")
     with explained(path):
         try:
+            temporary.touch()
+            mode = temporary.stat().st_mode
             write(temporary)
-            temporary.chmod(0o644)
+            temporary.chmod(mode)  # libraries write with modes of their own
             if _unsynced.get():
                 temporary.replace(path)
                 return
-            with temporary.open("rb+") as handle:
-                os.fsync(handle.fileno())
+            disk.sync_file(temporary)
             temporary.replace(path)
             sync_folder(path.parent)
         finally:
@@ -75,10 +76,5 @@ def make_folder(path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Bring a folder's entries to the disk, where the system can, and unless within :func:`unsynced`."""
-    if os.name != "posix" or _unsynced.get():
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if not _unsynced.get():
+        disk.sync_folder(folder)

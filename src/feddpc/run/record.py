@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -16,9 +18,10 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from feddpc import methods
 from feddpc._version import __version__
 from feddpc.engine.rounds import Record
-from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
+from feddpc.errors import BadInputError, FolderInUseError, RunFolderError, unusable
 from feddpc.run.config import MAY_CHANGE, Config, read_toml, write_toml
 from feddpc.run.files import explained, make_folder, replace_text
 from feddpc.run.lines import Lines, Mark
@@ -130,8 +133,10 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:
             return
-        except OSError:
+        except OSError as error:
             self._lock.close()
+            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+                raise unusable(self.path, error.errno, f"it cannot be locked: {error.strerror}") from error
             raise FolderInUseError(
                 f"{self.path} is in use by another process: wait for it, or choose another --out"
             ) from None
@@ -196,9 +201,17 @@ def load_config(path: Path) -> Config:
     if not is_run(path):
         raise RunFolderError(f"{path} is no run folder: it has no config.toml")
     try:
-        return Config.read(read_toml(path / "config.toml"))
+        return _filled(Config.read(read_toml(path / "config.toml")))
     except BadInputError as error:
         raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
+
+
+def _filled(config: Config) -> Config:
+    """Add hyper-parameters that the method did not have yet when the run was made, with what it did then."""
+    if config.method not in methods.names():
+        return config
+    hyper = {**methods.get(config.method).absent, **config.hyper}
+    return dataclasses.replace(config, hyper=hyper) if config.hyper else config
 
 
 def config_digest(config: Config) -> str:

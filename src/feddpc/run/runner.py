@@ -238,6 +238,11 @@ def reopen(
         stored = load_config(out)
         _refuse_changes(out, stored, config, fingerprint(world, stored))
         saved = checkpoint.load(out / "checkpoint")
+        if saved is None and (out / "summary.json").exists():
+            raise RunFolderError(
+                f"the checkpoint of {out} is missing, though the run got to an end: restore {out / 'checkpoint'}, or "
+                "remove summary.json and rounds.jsonl to compute all rounds again"
+            )
         mark, beside = (saved.records, saved.beside) if saved else (Mark(), {})
         if saved is not None:
             checkpoint.restore(saved, progress)
