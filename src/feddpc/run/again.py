@@ -73,7 +73,7 @@ class Again:
         stored, about = load_config(folder), _environment(folder)
         if stored.engine == "flower":
             raise BadInputError(f"{folder} is of a federation over Flower: its clients' data are not here")
-        if about["fingerprint"].get("configuration") != config_digest(stored):
+        if about["fingerprint"].get("configuration", config_digest(stored)) != config_digest(stored):
             raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
         values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
         base = Config.read(values)
