@@ -17,6 +17,8 @@ from feddpc.run.record import config_digest, environment, load_config, read_json
 
 #: What of the surroundings may change a result, if only its last digits.
 SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "threads")
+#: The version that did not note what its configuration was.
+WITHOUT_DIGEST = "0.1.0"
 #: Fingerprints without which nothing of a run can come out again.
 WORLD = ("data", "all data", "partition")
 #: Options that belong to a choice, and go with it.
@@ -38,7 +40,8 @@ class Likeness:
     differs: list[str]  #: what else is not as it was: versions, machine, what the settings name
     rounds: int  #: rounds that both have
     identical: bool  #: in these rounds every number is the same to the last bit, but for the seconds
-    tolerance: float | None  #: else the largest difference, over max(1, size); None where something is no number
+    tolerance: float | None  #: else the largest difference, over max(1, size); None where something is no number,
+    #: 0 where one of them only notes more than the other
     where: str = ""  #: the key and the round of that difference
 
     def __str__(self) -> str:
@@ -47,6 +50,8 @@ class Likeness:
         rounds = f"the {self.rounds} rounds that both have"
         if self.identical:
             return f"records bit-identical to those of {self.like} in {rounds}"
+        if self.tolerance == 0:
+            return f"records equal those of {self.like} in {rounds}, in everything that both note"
         if self.tolerance is None:
             return f"records differ from those of {self.like}: {self.where}"
         return f"records equal those of {self.like} to {self.tolerance:.1e} in {rounds}; most in {self.where}"
@@ -73,7 +78,8 @@ class Again:
         stored, about = load_config(folder), _environment(folder)
         if stored.engine == "flower":
             raise BadInputError(f"{folder} is of a federation over Flower: its clients' data are not here")
-        if about["fingerprint"].get("configuration", config_digest(stored)) != config_digest(stored):
+        digest = about["fingerprint"].get("configuration")
+        if digest != config_digest(stored) and not (digest is None and about.get("feddpc") == WITHOUT_DIGEST):
             raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
         values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
         base = Config.read(values)
@@ -160,7 +166,9 @@ def _largest(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[fl
     largest, where = 0.0, ""
     for one, other in pairs:
         for key in sorted({*one, *other} - {"seconds"}):
-            a, b, here = one.get(key), other.get(key), f"{key} of round {one['round']}"
+            if key not in one or key not in other:
+                continue  # one version notes more than the other
+            a, b, here = one[key], other[key], f"{key} of round {one['round']}"
             if a == b:
                 continue
             if not isinstance(a, int | float) or not isinstance(b, int | float):
