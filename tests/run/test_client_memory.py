@@ -180,6 +180,7 @@ def test_without_a_checkpoint_what_the_file_holds_is_nothing(tmp_path, whole):
     for path in (tmp_path / "r" / "checkpoint").glob("*.safetensors"):
         path.unlink()
     (tmp_path / "r" / "checkpoint" / "checkpoint.json").unlink()
+    (tmp_path / "r" / "summary.json").unlink()  # a run that was killed
     check(whole, tmp_path / "r", run(tmp_path / "r", resume=True).w)
 
 

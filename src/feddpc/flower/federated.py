@@ -35,11 +35,9 @@ from feddpc.methods.world import World
 from feddpc.run import checkpoint, private
 from feddpc.run.config import Config
 from feddpc.run.experiment import default_batch_size
-from feddpc.run.record import LEARNED, is_run, load_config, read_json
+from feddpc.run.record import COUNTED, LEARNED, is_run, load_config, read_json
 
 Ints = NDArray[np.int64]
-#: Where a run folder says how many samples there were.
-COUNTED = "federation"
 
 
 class FederatedStrategy(MethodStrategy):

@@ -33,6 +33,8 @@ ROUNDS = "rounds.jsonl"
 VALIDATION = ("validation_accuracy", "validation_loss")
 #: What a method found out before round 1; a resumed run reads it instead of computing it again.
 LEARNED = "learned.safetensors"
+#: Where the folder of a federation says how many samples there were, ``.json``.
+COUNTED = "federation"
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def is_run(path: Path) -> bool:
 
 def is_blank(path: Path) -> bool:
     """Say whether a run may begin in ``path``: nothing is there, or only what a run killed at its very start left."""
-    whole = ("environment.json", "privacy.json", "holdings.json", LEARNED)
+    whole = ("environment.json", "privacy.json", "holdings.json", f"{COUNTED}.json", LEARNED)
     parts = {f".{name}.part" for name in (*whole, "config.toml", "compare.json")}
     with explained(path):
         return not path.exists() or (path.is_dir() and all(p.name in {".lock", *whole, *parts} for p in path.iterdir()))
