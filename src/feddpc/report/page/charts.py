@@ -59,8 +59,8 @@ def schedule(known: dict[str, Any]) -> str:
         "A row is a client, a column a round. "
         '<span class="box" style="background:var(--accent)"></span> took part, '
         '<span class="box" style="background:var(--warm)"></span> dropped out, '
-        '<span class="box" style="background:var(--ink)"></span> rejected: not finite, far longer than usual, or not chosen by the robust rule. '
-        "Runs with the same seed ask the same clients.",
+        '<span class="box" style="background:var(--ink)"></span> rejected: not finite, '
+        "far longer than usual, or not chosen by the robust rule. Runs with the same seed ask the same clients.",
     )
 
 
