@@ -173,6 +173,7 @@ def compare_with_loop(method, engine, how, rounds=6):
         assert one.test_loss == pytest.approx(other.test_loss, abs=1e-9)
         assert one.test_accuracy == other.test_accuracy
         assert one.notes == pytest.approx(other.notes, abs=1e-8)
+        assert one.validation == pytest.approx(other.validation, abs=1e-9)
     same_memories(a, b)
     assert a.meter == b.meter
     assert engine.void == 0

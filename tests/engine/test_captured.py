@@ -31,6 +31,17 @@ def test_with_decay_augmentation_weights_and_drop_out(name, engine):
     compare_with_loop(VARIANTS[name], engine(anywhere=True), HARD)
 
 
+@pytest.mark.parametrize("name", ["feddpc", "fedexp pair"])
+def test_samples_held_out_are_judged_within_the_round(name, monkeypatch):
+    """The engine says how the model does on them; nobody evaluates it once more."""
+    compare_with_loop(VARIANTS[name], Captured(anywhere=True), {"validation": 0.2, "seed": 3})
+    setting = setting_for(VARIANTS[name], validation=0.2, seed=3)
+    monkeypatch.setattr(type(setting.task), "evaluate", None)
+    _, records = run_rounds(setting, VARIANTS[name], Captured(anywhere=True), 2)
+    assert all(0 <= record.validation[0] <= 1 for record in records)
+    assert records[0].validation != (records[0].test_accuracy, records[0].test_loss)
+
+
 def test_nothing_is_captured_again():
     """All rounds of one cohort size use the graphs of the first, however many steps the clients make."""
     method, engine = methods.create("feddpc"), Captured(anywhere=True)

@@ -1,10 +1,13 @@
 """What is compiled: the same numbers, for every method, and operations that keep the layout of their input."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from feddpc import methods
 from feddpc.engine import compiling
 from feddpc.engine.captured import Compiled as CompiledStack
 from feddpc.engine.captured import CompiledStreams
@@ -44,6 +47,52 @@ def test_what_is_written_into_an_argument_is_there(monkeypatch):
     y = torch.zeros(4)
     compiling.Compiled(lambda y, x: y[:2].copy_(x))(y, torch.ones(2))
     assert y.tolist() == [1, 1, 0, 0]
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """What this process has compiled, empty at first."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(compiling, "BACKEND", None)
+    monkeypatch.setattr(compiling, "_programs", OrderedDict())
+    return compiling._programs
+
+
+def test_what_is_closed_over_may_be_other_data(programs):
+    """Two functions that compute the same share a program, each with its own data."""
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
+    x = torch.ones(2)
+    assert compiling.Compiled(lambda x, _: x * one + 1)(x, torch.zeros(1)).tolist() == [2, 3]
+    assert compiling.Compiled(lambda x: x * two + 1)(x).tolist() == [4, 6]
+    assert len(programs) == 1
+    assert compiling.Compiled(lambda x: x * two + 2)(x).tolist() == [5, 7]
+    assert compiling.Compiled(lambda x: x * two + 1)(x.double()).tolist() == [4, 6]
+    assert len(programs) == 3
+
+
+def test_old_programs_make_room(programs, monkeypatch):
+    monkeypatch.setattr(compiling, "KEPT", 2)
+    made = [compiling.Compiled(lambda x, n=n: x + n) for n in range(3)]
+    for _ in range(2):
+        assert [float(f(torch.zeros(()))) for f in made] == [0, 1, 2]
+    assert len(programs) == 2
+
+
+@pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
+def test_runs_share_what_is_compiled(engine, programs):
+    """Methods with the same local step, all rates and all seeds of the data; but not another local step."""
+
+    def run(name, lr, seed=3, **hyper):
+        method = methods.create(name, **hyper)
+        compare_with_loop(method, engine(anywhere=True), {"lr": lr, "validation": 0.2, "seed": seed}, rounds=2)
+        return len(programs)
+
+    first = run("fedavg", 0.05)
+    assert [run("feddpc", 0.1), run("fedvarp", 0.02, seed=4), run("fedexp", 0.05)] == [first] * 3
+    with_a_term = run("fedprox", 0.05, mu=0.1)
+    assert with_a_term > first
+    assert run("fedprox", 0.02, mu=0.1) == with_a_term
+    assert run("fedprox", 0.02, mu=0.2) > with_a_term
 
 
 @LAYOUTS

@@ -10,7 +10,7 @@ from feddpc import presets
 from feddpc.errors import RunFolderError
 from feddpc.reproduce import documents, records
 from feddpc.reproduce.claims import findings
-from feddpc.reproduce.study import Line, Row, Study
+from feddpc.reproduce.study import Line, Row, Study, all_runs, joined
 from made_up import row, stored
 
 
@@ -117,6 +117,21 @@ def test_files_of_one_study_are_put_together(study, whole, tmp_path):
     assert second.origin == {"a": 1, "b": 1, "c": 1}
 
 
+def test_the_time_of_all_calls_is_added_up_and_told(study):
+    first, then = (dataclasses.replace(study, origin={"machine": {"torch": "2.0"}, "spent": s}) for s in (30.0, 60.5))
+    both = joined(first, then)
+    assert both.origin["spent"] == 90.5
+    runs = all_runs(both.rows)
+    told = f"{len(runs)} runs with {sum(len(r.records) for r in runs):,} rounds took 1.5 minutes."
+    assert told in documents.section(both, ["table2"], {})
+    assert "took" not in documents.section(study, ["table2"], {})
+
+
+def test_beside_our_time_stands_that_of_the_papers_rounds(whole):
+    told = documents.section(dataclasses.replace(whole, origin={"machine": {"torch": "2.0"}, "spent": 60}), [], {})
+    assert "The 4,800 rounds of the paper's 12 cells take 39.6 minutes at its seconds a round." in told
+
+
 def test_an_empty_study_can_be_kept(tmp_path):
     records.write(Study("digits", "tiny", "short"), tmp_path / "r.json")
     assert records.read(tmp_path / "r.json") == Study("digits", "tiny", "short")
@@ -125,5 +140,6 @@ def test_an_empty_study_can_be_kept(tmp_path):
 def test_the_machine_is_what_all_runs_agree_on():
     a, b = row("table2", "feddpc", [0.5, 0.6]).runs.values()
     other = dataclasses.replace(b, environment={**b.environment, "device": "cuda"})
-    assert records.machine([a, b]) == {"torch": "2.0", "cores": 2, "device": "cpu"}
-    assert records.machine([a, other]) == {"torch": "2.0", "cores": 2}
+    how = {"engine": "loop", "precision": "float32"}
+    assert records.machine([a, b]) == {"torch": "2.0", "cores": 2, "device": "cpu", **how}
+    assert records.machine([a, other]) == {"torch": "2.0", "cores": 2, **how}

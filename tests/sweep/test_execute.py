@@ -273,6 +273,7 @@ def test_items_of_one_world_go_together(tmp_path, monkeypatch):
         return plain(given, **how)
 
     monkeypatch.setattr("feddpc.sweep.workers.run_batch", watched)
+    monkeypatch.setattr("feddpc.sweep.workers.AHEAD", 1)
     mixed = items(methods=["fedavg"], rates=(0.3, 0.2, 0.1), seeds=(0, 1))
     outcomes = execute(mixed, tmp_path, workers=InProcess(at_once=2))
     assert sent == [[(0, 0.3), (0, 0.2)], [(0, 0.1)], [(1, 0.3), (1, 0.2)], [(1, 0.1)]]
@@ -345,3 +346,26 @@ def test_items_beside_each_other_have_the_numbers_of_items_alone(tmp_path, engin
     beside = execute(some, tmp_path / "three", workers=InProcess(at_once=3))
     assert numbers(beside) == numbers(alone)
     assert all(outcome.status == "done" for outcome in beside)
+
+
+def test_as_one_ends_the_next_begins(tmp_path, monkeypatch):
+    """Two at a time, and nobody waits for the slowest."""
+    plain, busy, most, ended, others = batch.execute, [], [], [], threading.Event()
+
+    def watched(setting, **how):
+        rate = setting.config.lr
+        busy.append(rate)
+        most.append(len(busy))
+        assert rate != 0.4 or others.wait(60)
+        outcome = plain(setting, **how)
+        busy.remove(rate)
+        ended.append(rate)
+        if len(ended) == 3:
+            others.set()
+        return outcome
+
+    monkeypatch.setattr(batch, "execute", watched)
+    outcomes = execute(items(rates=(0.4, 0.3, 0.2, 0.1), methods=("fedavg",)), tmp_path, workers=InProcess(at_once=2))
+    assert [outcome.status for outcome in outcomes] == ["done"] * 4
+    assert max(most) == 2
+    assert ended[-1] == 0.4

@@ -73,6 +73,10 @@ Engine = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="float32, tf32, bf16 or float64. [default: float32]", rich_help_panel=TRAINING),
+]
 ClientMemory = Annotated[
     str | None,
     typer.Option(

@@ -96,6 +96,7 @@ def reproduce(
     ] = None,
     device: flags.Device = None,
     engine: flags.Engine = None,
+    precision: flags.Precision = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +126,7 @@ def reproduce(
 
     target = str(context.info_name)
     wanted = data_of(target, None if data is None else flags.listed(data, "--data"))
+    placing = {"device": device, "engine": engine, "precision": precision}
     given: dict[str, Any] = {
         "alphas": None if alpha is None else _numbers(alpha, "--alpha"),
         "seeds": tuple(flags.seed_numbers(seeds, None) or ()),
@@ -134,7 +136,7 @@ def reproduce(
         "rows": None if methods is None else tuple(flags.listed(methods, "--methods")),
         "rates": None if rates is None else _numbers(rates, "--rates"),
         "values": None if values is None else _numbers(values, "--values"),
-        "placing": {k: v for k, v in (("device", device), ("engine", engine)) if v is not None},
+        "placing": {k: v for k, v in placing.items() if v is not None},
     }
     given = {k: v for k, v in given.items() if v is not None}
     questions = [Question(name, scale or _usual(name), **given) for name in wanted]

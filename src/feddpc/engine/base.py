@@ -36,6 +36,7 @@ class Done(NamedTuple):
     notes: dict[str, float]
     scored: tuple[float, float]  #: accuracy and loss on the test set
     sent: tuple[int, int]  #: how many numbers went to each client beside the model, and came from all
+    validated: tuple[float, float] | None = None  #: accuracy and loss on samples held out, if the engine found out
 
 
 class Prober(Protocol):

@@ -88,7 +88,8 @@ class Captured(Engine):
         self, federation: Federation, method: Method, progress: Progress, probed: State, plan: Plan, cohort: Cohort
     ) -> Done | None:
         """Replay a round; None if it must be run otherwise."""
-        about = (federation.task, method, federation.client_lr, federation.server_lr, federation.evaluate is None)
+        judges = federation.evaluate is None, federation.validate
+        about = (federation.task, method, federation.client_lr, federation.server_lr, judges)
         if about != self._about:
             self._sessions, self._about = {}, about
         m = len(plan.clients)

@@ -6,11 +6,12 @@ would then be surrounded by changes of the layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -18,6 +19,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 BACKEND: str | None = "inductor"
 #: Convolutions on matrix units want the channels of a pixel together.
 OPTIONS: dict[str, Any] = {"force_layout_optimization": True}
+#: Programs kept for later runs of this process.
+KEPT = 64
+_programs: OrderedDict[str, Callable[..., Any]] = OrderedDict()
 
 
 def group_norm(
@@ -75,7 +79,8 @@ class Compiled:
     """A function that is traced and compiled when it meets new shapes.
 
     It is traced down to single operations first: compilers see into gradients and ``vmap`` only in part, and not at all
-    into operations with gradients of their own. Whatever is not a tensor is taken as it is at the first call.
+    into operations with gradients of their own. Whatever is not a tensor is taken as it is at the first call. What
+    another one has compiled in this process is used again: a sweep compiles once, not once a run.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -103,6 +108,63 @@ class Compiled:
             return out
 
         traced = make_fx(flat, decomposition_table=APART)(*tensors)
-        if BACKEND is None:
-            return traced, shape[0]
-        return torch.compile(traced, dynamic=False, backend=BACKEND, options=OPTIONS), shape[0]
+        return _program(traced, tensors), shape[0]
+
+
+def _program(traced: fx.GraphModule, tensors: Sequence[Tensor]) -> Callable[..., Any]:
+    """Return what was traced, compiled; with what it closes over as arguments, so that other data can be given."""
+    used, constants = _lifted(traced)
+    key = _words(traced.graph, [*(tensors[i] for i in used), *constants])
+    if key not in _programs:
+        how: dict[str, Any] = {"backend": BACKEND, "options": OPTIONS, "dynamic": False}
+        _programs[key] = torch.compile(traced, **how) if BACKEND else traced
+        if len(_programs) > KEPT:
+            _programs.popitem(last=False)
+    _programs.move_to_end(key)
+    program = _programs[key]
+    return lambda *args: program(*(args[i] for i in used), *constants)
+
+
+def _lifted(traced: fx.GraphModule) -> tuple[list[int], list[Tensor]]:
+    """Make the tensors that ``traced`` closes over its last arguments, and drop arguments that it does not use.
+
+    Return which arguments are left, and those tensors.
+    """
+    graph = traced.graph
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    used = [i for i, node in enumerate(places) if node.users]
+    lifted: dict[str, tuple[fx.Node, Tensor]] = {}
+    last = places[-1]
+    for node in [n for n in graph.nodes if n.op == "get_attr"]:
+        name = str(node.target)
+        if not isinstance(constant := getattr(traced, name, None), Tensor):
+            continue  # a program within the program
+        if name not in lifted:
+            with graph.inserting_after(last):
+                last = graph.placeholder(name)
+            last.meta, lifted[name] = dict(node.meta), (last, constant.detach())
+        node.replace_all_uses_with(lifted[name][0])
+        graph.erase_node(node)
+    for node in places:
+        if not node.users:
+            graph.erase_node(node)
+    for name in lifted:
+        delattr(traced, name)
+    traced.recompile()
+    return used, [constant for _, constant in lifted.values()]
+
+
+def _words(graph: fx.Graph, given: Sequence[Tensor]) -> str:
+    """Say what a program computes, the same for all that compute the same: without the names of its variables."""
+    number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
+
+    def words(node: fx.Node) -> str:
+        if node.op == "get_attr":
+            return f"what only {id(node)} holds"
+        what = "given" if node.op == "placeholder" else str(node.target)
+        return f"{what} {fx.map_arg((node.args, node.kwargs), number.__getitem__)}"
+
+    lines = [words(node) for node in graph.nodes]
+    kinds = [(tuple(t.shape), t.dtype, t.stride(), t.device) for t in given]
+    fast = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    return "\n".join([repr((BACKEND, OPTIONS, fast, kinds)), *lines])

@@ -48,6 +48,7 @@ class Exchanged(NamedTuple):
     notes: dict[str, float] = {}  # noqa: RUF012
     scored: tuple[float, float] | None = None
     faults: dict[str, list[int]] = {}  # noqa: RUF012
+    validated: tuple[float, float] | None = None
 
 
 def advance(federation: Federation, method: Method, engine: Engine, progress: Progress) -> Record:
@@ -60,7 +61,7 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
             survey(federation, method, engine, progress)
     draw = federation.draw(t)
     before = replace(federation.task.tally)
-    kept, loss, notes, scored, faults = _exchange(federation, method, engine, progress, t, draw.answered)
+    kept, loss, notes, scored, faults, validated = _exchange(federation, method, engine, progress, t, draw.answered)
     progress.meter.gradients += federation.task.tally.gradients - before.gradients
     progress.meter.passes += federation.task.tally.passes - before.passes
     progress.round = t
@@ -68,8 +69,8 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
     wary = federation.faults or federation.defence  # then a round of bad updates only is no sign of divergence
     evaluate = federation.evaluate or (lambda _: (math.nan, 0.0))
     accuracy, test_loss = scored or evaluate(method.evaluated(progress.w, progress.server))
-    validate = federation.validate
-    validation = None if validate is None else validate(method.evaluated(progress.w, progress.server))
+    if federation.validate is not None and validated is None:
+        validated = federation.validate(method.evaluated(progress.w, progress.server))
     return Record(
         round=t,
         test_accuracy=accuracy,
@@ -81,7 +82,7 @@ def advance(federation: Federation, method: Method, engine: Engine, progress: Pr
         rejected=rejected.tolist(),
         notes=notes,
         diverged=_diverged(None if scored else progress.w, test_loss, len(kept), 0 if wary else len(rejected)),
-        validation=validation,
+        validation=validated,
         faults=late(federation, t, draw) | faults,
     )
 
@@ -109,7 +110,7 @@ def _exchange(
         progress.slots.write(ids, done.slots)
         progress.clients.write(ids, done.own)
         _count(federation, progress, plan, done.sent)
-        return Exchanged(ids, done.loss, done.notes, done.scored)
+        return Exchanged(ids, done.loss, done.notes, done.scored, validated=done.validated)
     w = progress.w
     down = method.broadcast(w, progress.server, probed if method.reports else {}, cohort)
     own = progress.clients.read(ids)

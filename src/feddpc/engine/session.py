@@ -43,7 +43,7 @@ class Session:
         streams: bool,
         compiles: bool,
     ) -> None:
-        self.federation, self.method = federation, method
+        self.federation, self.method, self.compiles = federation, method, compiles
         self.graphs = 0  #: captured so far
         self.task = federation.task.transformable(stacked=not streams, together=compiles)
         w = progress.w
@@ -60,9 +60,9 @@ class Session:
         self.report = torch.zeros(0)
         fast = torch.backends.cudnn.allow_tf32 or getattr(federation.task, "half", False)
         self.test_batch = FAST_TEST_BATCH if fast else TEST_BATCH
-        judge = federation.task.transformable(stacked=False, together=True) if compiles else federation.task
-        self._score = getattr(judge, "score", None) if federation.evaluate is not None else None
-        self._judge = Compiled(judge.judged) if compiles and self._score else None  # type: ignore[attr-defined]
+        self._scores = self._test(federation.task) if federation.evaluate is not None else None
+        held = getattr(federation.validate, "task", None)
+        self._held = None if held is None else self._test(held)
         self.training: Training = (Lanes if streams else Stack)(self, compiles=compiles)
         self.pool: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         was = replace(federation.task.tally)
@@ -141,6 +141,11 @@ class Session:
             return self.inputs.rates[i]
         return (self.federation.client_lr, self.federation.server_lr)[i]
 
+    @property
+    def step_rate(self) -> Any:
+        """The clients' rate for a local step: what is compiled reads it, and so serves all rates."""
+        return self.inputs.rates[0] if self.compiles else self.rate(0)
+
     def _cohort(self) -> Cohort:
         i = self.inputs
         return Cohort(
@@ -154,6 +159,14 @@ class Session:
             slots=i.slots,
             shares=i.shares,
         )
+
+    def _test(self, task: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+        """Return what scores a model on the test samples of ``task``; None if it has none."""
+        judge = task.transformable(stacked=False, together=True) if self.compiles else task
+        if not hasattr(judge, "score"):
+            return None
+        judged = Compiled(judge.judged) if self.compiles else None
+        return lambda w: judge.score(w, self.test_batch, judged)
 
     def _do_start(self) -> None:
         probed = {k: self.inputs.own[k] for k in self.inputs.own if k not in self.memory_keys}
@@ -189,15 +202,11 @@ class Session:
         self.new_own, self.new_slots = kept(self.new_own, new_own), kept(self.new_slots, step.slots)
         trained = (i.steps > 0).to(losses.dtype)
         loss = (losses * trained).sum() / trained.sum()
-        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
-        correct, test_loss = (
-            self._score(self.method.evaluated(self.w, self.server), self.test_batch, self._judge)
-            if self._score
-            else (nothing, nothing)
-        )
+        final = self.method.evaluated(self.w, self.server)
+        scores = [score for test in (self._scores, self._held) if test for score in test(final)]
         self.note_names = list(step.notes)
         notes = [torch.as_tensor(v, device=self.device) for v in step.notes.values()]
-        values = [x.double().reshape(()) for x in (good, loss, correct, test_loss, *notes)]
+        values = [x.double().reshape(()) for x in (good, loss, *scores, *notes)]
         self.report = kept({"r": self.report}, {"r": torch.stack(values)})["r"]
 
     # Capturing and replaying.
@@ -257,7 +266,7 @@ class Session:
         self.training.replay(plan, order)
         self._end()
         self.federation.look_ahead(progress.round + 2)  # the next round, while this one is computed
-        good, loss, correct, test_loss, *notes = self._read()
+        good, loss, *rest = self._read()
         tally.gradients, tally.passes = was.gradients + self.gradients * steps, was.passes + self.passes * steps
         if not good:
             if progress.w is self.w:
@@ -266,13 +275,20 @@ class Session:
         progress.w, progress.server = self.w, dict(self.server)
         if self.new_own or self.new_slots:
             back = placed(np.argsort(order), self.device)
-        size = len(self.federation.task.y_test) if self._score else 1  # type: ignore[attr-defined]
-        scored = (correct / size, test_loss / size) if self._score else (math.nan, 0.0)
+        scored = _shares(rest, self.federation.task) if self._scores else (math.nan, 0.0)
+        validated = _shares(rest, self.federation.validate.task) if self._held else None  # type: ignore[union-attr]
         return Done(
             own={k: v[back] for k, v in self.new_own.items()},
             slots={k: v[back] for k, v in self.new_slots.items()},
             loss=loss,
-            notes=dict(zip(self.note_names, notes, strict=True)),
+            notes=dict(zip(self.note_names, rest, strict=True)),
             scored=scored,
+            validated=validated,
             sent=(self.sent[0], self.sent[1] + (numbers(probed.values()) if self.method.reports else 0)),
         )
+
+
+def _shares(numbers: list[float], task: Any) -> tuple[float, float]:
+    """Take the next two of ``numbers``, hits and sum of losses on the test samples of ``task``; return their means."""
+    correct, loss = numbers.pop(0), numbers.pop(0)
+    return correct / len(task.y_test), loss / len(task.y_test)

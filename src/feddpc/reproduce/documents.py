@@ -8,11 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from feddpc.presets import PRESETS
 from feddpc.reproduce import costs, figures, paper, tables
 from feddpc.reproduce.claims import findings
 from feddpc.reproduce.comparisons import comparisons
 from feddpc.reproduce.sheet import Sheet
-from feddpc.reproduce.study import Study
+from feddpc.reproduce.study import Study, all_runs
 from feddpc.run.files import explained, replace_file, replace_text
 
 #: The parts that have runs, in the order in which they are shown.
@@ -41,7 +42,8 @@ def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> 
     """Return a study as Markdown; ``pictures`` are addresses of figures by name."""
     blocks = [f"## {study.title[0].upper()}{study.title[1:]}"]
     if study.origin.get("machine"):
-        blocks.append("Run with " + ", ".join(f"{k} {v}" for k, v in study.origin["machine"].items()) + ".")
+        made_with = ", ".join(f"{k} {v}" for k, v in study.origin["machine"].items())
+        blocks.append(f"Run with {made_with}. {_spent(study)}".strip())
     for part in parts:
         blocks += [sheet.markdown() for sheet in sheets(study, part)]
     for name, where in pictures.items():
@@ -87,6 +89,32 @@ def write(studies: Sequence[Study], path: Path, images: Path) -> list[Path]:
 
 def _folder(study: Study) -> str:
     return f"{study.data}-{study.scale}"
+
+
+def _spent(study: Study) -> str:
+    """Say how long the runs took, beside what the paper's rounds come to; nothing if nobody noted it."""
+    if not study.origin.get("spent"):
+        return ""
+    runs = all_runs(study.rows)
+    text = (
+        f"{len(runs)} runs with {sum(len(run.records) for run in runs):,} rounds took {_long(study.origin['spent'])}."
+    )
+    if study.data not in paper.SECONDS:
+        return text
+    rounds = PRESETS[study.data](scale="paper").rounds
+    theirs = len(paper.ALPHAS) * rounds * sum(paper.SECONDS[study.data].values())
+    cells = len(paper.ALPHAS) * len(paper.METHODS)
+    whole = f"{cells * rounds:,} rounds of the paper's {cells} cells"
+    return f"{text} The {whole} take {_long(theirs)} at its seconds a round."
+
+
+def _long(seconds: float) -> str:
+    """Write a time for people.
+
+    >>> _long(90), _long(9344)
+    ('1.5 minutes', '2.6 hours')
+    """
+    return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _summary(studies: Sequence[Study]) -> str:

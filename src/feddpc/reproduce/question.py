@@ -32,7 +32,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Question:
-    """One data set at one scale; ``placing`` (device, engine) says where and how fast, not what."""
+    """One data set at one scale; ``placing`` (device, engine, precision) says where and how fast, not what."""
 
     data: str
     scale: str

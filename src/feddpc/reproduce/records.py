@@ -28,15 +28,17 @@ _COLUMNS = (*_ACCURACIES, "train_loss", "mean_scale", "mean_cosine")
 #: What a run has of its own; the rest of its configuration is its line's, but for how fast it was.
 _WHERE = ("engine", "device")
 _HOW = (*_WHERE, "threads", "client_memory")
+_SPEED = ("engine", "precision")
 _MACHINE = ("feddpc", "python", "torch", "processor", "cores", "device")
 
 
 def machine(runs: Sequence[StoredRun]) -> dict[str, Any]:
     """Return what the runs were made with, as far as all agree."""
+    facts = [run.environment | {key: getattr(run.config, key) for key in _SPEED} for run in runs]
     return {
         key: values.pop()
-        for key in _MACHINE
-        if len(values := {run.environment[key] for run in runs if key in run.environment}) == 1
+        for key in (*_MACHINE, *_SPEED)
+        if len(values := {fact[key] for fact in facts if key in fact}) == 1
     }
 
 
@@ -134,7 +136,9 @@ def read(path: Path) -> Study:
                     seen[place] = _unpacked(table["runs"][place], line.of(int(seed)), spec(table["data"]).test)
                 runs[int(seed)] = seen[place]
             rows.append(Row(line, runs))
-        return Study(table["data"], table["scale"], table["short"], rows, table["origin"])
+        origin = dict(table["origin"])
+        origin |= {"spent": float(origin["spent"])} if "spent" in origin else {}
+        return Study(table["data"], table["scale"], table["short"], rows, origin)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, FeddpcError) as error:
         raise RunFolderError(
             f"{path} holds no records of a reproduction ({type(error).__name__}: {error}): move it away, and run "

@@ -95,7 +95,7 @@ class Study:
     scale: str
     short: str  #: what was cut from the paper's experiment; empty if nothing
     rows: list[Row] = field(default_factory=list)
-    origin: dict[str, Any] = field(default_factory=dict)  #: where the settings came from, what it ran on
+    origin: dict[str, Any] = field(default_factory=dict)  #: where settings came from, what it ran on, seconds it took
 
     @property
     def title(self) -> str:
@@ -128,7 +128,10 @@ class Study:
 def joined(first: Study, then: Study) -> Study:
     """Return the rows of two studies of the same thing; where both have a row, that of ``then``."""
     rows = {(row.line.part, row.line.alpha, row.line.name): row for row in (*first.rows, *then.rows)}
-    return dataclasses.replace(then, rows=list(rows.values()), origin=first.origin | then.origin)
+    origin = first.origin | then.origin
+    if "spent" in first.origin and "spent" in then.origin:
+        origin["spent"] = round(first.origin["spent"] + then.origin["spent"], 1)
+    return dataclasses.replace(then, rows=list(rows.values()), origin=origin)
 
 
 def all_runs(rows: Iterable[Row]) -> list[StoredRun]:

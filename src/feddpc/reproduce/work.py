@@ -6,6 +6,7 @@ found, ``OUT/DATA/SCALE`` the results: records, tables, figures, page.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ def carry_out(question: Question, parts: Sequence[str], place: Place, labour: La
     """Run what the ``parts`` of a question need, after its ``grid`` if asked for, and write all results."""
     rows: list[Row] = []
     missing: list[Outcome] = []
-    tuned, done = known(question.data, place.base), tuple(parts)
+    tuned, done, began = known(question.data, place.base), tuple(parts), time.monotonic()
     if grid:
         rows, missing = gather(plan.grid(question), place, labour)
         done = ("grid", *parts)
@@ -116,7 +117,11 @@ def carry_out(question: Question, parts: Sequence[str], place: Place, labour: La
         tuned = keep_winners(question, rows, place) if grid else tuned
         more, still = gather(plan.lines(parts, question, tuned), place, labour)
         rows, missing = [*rows, *more], [*missing, *still]
-    origin = {"settings": f"best on {question.select}; {tuned.source}", "machine": records.machine(all_runs(rows))}
+    origin = {
+        "settings": f"best on {question.select}; {tuned.source}",
+        "machine": records.machine(all_runs(rows)),
+        "spent": 0.0 if labour.look_only else round(time.monotonic() - began, 1),
+    }
     study = Study(question.data, question.slug, question.short, rows, origin)
     if (kept := place.results / "records.json").is_file():
         study = joined(records.read(kept), study)  # with what earlier calls asked for

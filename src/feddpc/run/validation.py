@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from feddpc import chance
 from feddpc.data import Dataset
-from feddpc.engine.federation import Evaluate
 from feddpc.errors import BadInputError
 from feddpc.methods.world import Ids
 from feddpc.task import Classification, tensors
@@ -42,7 +42,19 @@ def held_out(share: float, data: Dataset, reserve: Ids, seed: int) -> Ids:
     return np.concatenate([rng.permutation(free[labels == c])[:count] for c, count in enumerate(counts)])
 
 
-def judge(task: Classification, data: Dataset, held: Ids) -> Evaluate | None:
+@dataclass(frozen=True)
+class Judge:
+    """Evaluates models on samples held out of training: those are what ``task`` takes for its test set."""
+
+    task: Classification
+    batch_size: int
+
+    def __call__(self, w: Tensor) -> tuple[float, float]:
+        """Return accuracy and mean loss."""
+        return self.task.evaluate(w, self.batch_size)
+
+
+def judge(task: Classification, data: Dataset, held: Ids) -> Judge | None:
     """Return what evaluates a model of ``task`` on the training samples ``held``; None if there are none."""
     if not len(held):
         return None
@@ -51,4 +63,4 @@ def judge(task: Classification, data: Dataset, held: Ids) -> Evaluate | None:
     twin.test_scaled = x.numel() * task.scaler.dtype.itemsize <= task.resident_bytes
     twin.x_test = task.inputs(x) if twin.test_scaled else x
     # A GPU wants large batches, a CPU such as fit into its caches.
-    return partial(twin.evaluate, batch_size=2500) if task.device.type == "cuda" else twin.evaluate
+    return Judge(twin, 2500 if task.device.type == "cuda" else 500)

@@ -42,6 +42,7 @@ class Batch:
     folder: Path
     token: str
     checkpoint_seconds: float
+    at_once: int = 1  #: so many beside each other
     home: Path = field(default_factory=Path.cwd)  #: where relative paths begin
 
     @property
@@ -61,7 +62,7 @@ class Ran(NamedTuple):
 
 
 def run_batch(batch: Batch, *, on_round: OnRound | None = None, stop: Stop | None = None) -> list[Ran]:
-    """Run the items of a batch, all of them at once, and say how it went."""
+    """Run the items of a batch, as many at once as it says, and tell how it went."""
     wish, told = stop or Stop(), threading.Lock()
     seen = claims.holds(batch.folder, batch.items[0].key, batch.token)
     store = Store(batch.folder if seen else _scratch())
@@ -79,7 +80,7 @@ def run_batch(batch: Batch, *, on_round: OnRound | None = None, stop: Stop | Non
             result = _attempt(item, store, batch.checkpoint_seconds, tell, wish, alone=len(batch.items) == 1)
         return result if seen else _packed(result, store.path(item.key))
 
-    return together([partial(run, item) for item in batch.items], len(batch.items))
+    return together([partial(run, item) for item in batch.items], min(batch.at_once, len(batch.items)))
 
 
 def _attempt(item: Item, store: Store, checkpoint_seconds: float, on_round: OnRound, stop: Stop, *, alone: bool) -> Ran:

@@ -97,7 +97,7 @@ class _Sweep:
                     crew.stop()
                 if stopping and not self.out:
                     return
-                while not stopping and len(self.out) < crew.size and self._send(claims, crew, workers.at_once):
+                while not stopping and len(self.out) < crew.size and self._send(claims, crew, workers):
                     pass
                 if self.out:
                     for returned in crew.wait(POLL, self._tick):
@@ -112,7 +112,7 @@ class _Sweep:
             self.outcomes[key] = self.store.read(self.items[key])
         return self.outcomes[key]
 
-    def _send(self, claims: Claims, crew: Crew, at_once: int) -> bool:
+    def _send(self, claims: Claims, crew: Crew, workers: Workers) -> bool:
         """Give the next items that nobody has to a worker; False if there are none."""
         batch: list[Item] = []
         out, now = {key for sent in self.out for key in sent.keys}, time.monotonic()
@@ -129,11 +129,12 @@ class _Sweep:
             if found.damaged:
                 self.store.set_aside(item.key)
             batch.append(item)
-            if len(batch) == at_once:
+            if len(batch) == workers.load:
                 break
         if not batch:
             return False
-        sent = Batch(tuple(batch), self.store.folder.resolve(), claims.token, self.checkpoint_seconds)
+        folder = self.store.folder.resolve()
+        sent = Batch(tuple(batch), folder, claims.token, self.checkpoint_seconds, workers.at_once)
         self.out.append(sent)
         crew.start(sent)
         return True

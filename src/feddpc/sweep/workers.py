@@ -56,14 +56,23 @@ class Crew(ABC):
         """Send everybody home."""
 
 
+#: Times ``at_once`` items that a worker is given.
+AHEAD = 8
+
+
 @dataclass(frozen=True)
 class Workers(ABC):
-    """A kind of workers; ``at_once`` items of one world are given to a worker together."""
+    """A kind of workers; each runs ``at_once`` items of one world beside each other."""
 
     at_once: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         whole("at_once", self.at_once, 1)
+
+    @property
+    def load(self) -> int:
+        """How many items a worker is given: where several run at once, more, so that the next begins as one ends."""
+        return 1 if self.at_once == 1 else AHEAD * self.at_once
 
     @abstractmethod
     def ready(self, stop: Stop) -> Crew:
