@@ -1,6 +1,7 @@
 """What `feddpc bench` measures is the same work, and what cannot run is a line and no crash."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,18 @@ def test_the_commit_is_none_without_git_or_checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.commit(Path(__file__).parent) is None
     assert machine.describe("cpu")["commit"] is None
+
+
+def test_the_faster_of_two_plain_loops_is_what_others_are_compared_to(monkeypatch):
+    def plain(settings):
+        def after(seconds):
+            return lambda evaluate: lambda: time.sleep(seconds)
+
+        return [turns.Entrant("eager", "fedavg", name, after(s)) for name, s in (("float32", 0.03), ("tf32", 0.01))]
+
+    monkeypatch.setattr(turns.Settings, "eager", plain)
+    found = turns.measure(SMALL, device="cpu", rounds=2, engines=["loop"], against="eager")
+    assert found["compared_to"] == "eager, fedavg, tf32"
+    assert [(r["way"], r["precision"]) for r in found["rows"]][:2] == [("eager", "tf32"), ("eager", "float32")]
+    assert found["rows"][0]["speed"] == 1
+    assert found["rows"][1]["speed"] < 0.6

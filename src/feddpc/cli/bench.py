@@ -34,7 +34,7 @@ def bench(
         ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="eager: also run a plain loop as researchers write it, FedAvg in float32.")
+        str | None, typer.Option(help="eager: also run a plain loop as researchers write it, FedAvg.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the data and two turns, to see it work.")] = False,
     out: Annotated[Path | None, typer.Option(help="A file for all figures, as JSON.")] = None,
