@@ -30,6 +30,15 @@ def test_runs_at_once_have_the_numbers_of_runs_alone(tmp_path):
         assert values(one.records) == values(other.records)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
+@pytest.mark.parametrize("engine", ["graph", "streams"])
+def test_graphs_at_once_keep_out_of_each_others_memory(tmp_path, engine):
+    alone, packed = run(tmp_path / "a", 1, engine, 60), run(tmp_path / "b", 6, engine, 60)
+    for one, other in zip(alone, packed, strict=True):
+        assert torch.equal(one.w, other.w)
+        assert values(one.records) == values(other.records)
+
+
 def test_they_do_run_at_once():
     meeting = threading.Barrier(3, timeout=10)
     assert together([meeting.wait] * 3, at_once=3) is not None  # one at a time, they would wait for ever

@@ -40,6 +40,7 @@ def state():
         "default dtype and device": (torch.get_default_dtype(), torch.get_default_device()),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "matrix units": (backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32),
+        "order of sums": backends.cudnn.deterministic,
         "precision of products": torch.get_float32_matmul_precision(),
         "deterministic": (torch.are_deterministic_algorithms_enabled(), backends.cudnn.benchmark),
         "errors of numpy": np.geterr(),

@@ -86,15 +86,23 @@ def capture_stream(device: torch.device) -> Any:
 
 
 def graph_of(do: Callable[[], None], device: torch.device, pool: Any = None) -> Any:
-    """Capture what ``do`` does; graphs that may run at the same time must not share a ``pool`` of memory."""
+    """Capture what ``do`` does; graphs that may run at the same time must not share a ``pool`` of memory.
+
+    Nor may they share the scratch memory of matrix products, which torch keeps by stream: two products at once would
+    write into each other's sums, or wait for each other for ever. It is forgotten before, so that the graph gets its
+    own, and afterwards, so that nobody else does.
+    """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
+    forget = torch._C._cuda_clearCublasWorkspaces  # type: ignore[attr-defined]
+    forget()
     with torch.cuda.stream(capture_stream(device)):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             do()
         finally:
             graph.capture_end()
+            forget()
     return graph
 
 

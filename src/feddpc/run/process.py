@@ -16,16 +16,22 @@ def left_as_found() -> Iterator[None]:
     """Put back, in the end, what the functions below set."""
     threads = torch.get_num_threads()
     convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    repeatable = torch.backends.cudnn.deterministic
     try:
         yield
     finally:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+        torch.backends.cudnn.deterministic = repeatable
 
 
 def set_precision(precision: str) -> None:
-    """Let matrix units round to 10 bits of mantissa only where asked to: by itself, torch does so in convolutions."""
+    """Let matrix units round to 10 bits of mantissa only where asked to: by itself, torch does so in convolutions.
+
+    And let sums in convolutions be taken in one order only, so that a run can be made again to the last bit.
+    """
+    torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
