@@ -94,7 +94,7 @@ def graph_of(do: Callable[[], None], device: torch.device, pool: Any = None) -> 
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
-    forget = torch._C._cuda_clearCublasWorkspaces  # type: ignore[attr-defined]
+    forget = torch._C._cuda_clearCublasWorkspaces
     forget()
     with torch.cuda.stream(capture_stream(device)):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
