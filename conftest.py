@@ -3,4 +3,5 @@
 import importlib.util
 
 #: Kernels are compiled by Triton, which torch brings along where it brings CUDA.
-collect_ignore = [] if importlib.util.find_spec("triton") else ["src/feddpc/models/kernels.py"]
+KERNELS = ["src/feddpc/models/kernels.py", "src/feddpc/methods/kernels.py"]
+collect_ignore = [] if importlib.util.find_spec("triton") else KERNELS

@@ -25,8 +25,10 @@ from feddpc.task import Rows
 if TYPE_CHECKING:
     from feddpc.engine.federation import Federation, Progress
 
-#: Test images in one pass of a captured evaluation: for convolutions in true float32 and in faster precisions.
-TEST_BATCH, FAST_TEST_BATCH = 1000, 2500
+#: Test images in one pass of a captured evaluation; and of a large network whose convolutions are in true float32.
+TEST_BATCH, SLOW_TEST_BATCH = 2500, 1000
+#: From how many parameters on a network is large.
+LARGE = 1 << 20
 
 
 class Session:
@@ -58,8 +60,8 @@ class Session:
         self.new_slots: State = {}
         self.note_names: list[str] = []
         self.report = torch.zeros(0)
-        fast = torch.backends.cudnn.allow_tf32 or getattr(federation.task, "half", False)
-        self.test_batch = FAST_TEST_BATCH if fast else TEST_BATCH
+        fast = torch.backends.cudnn.allow_tf32 or getattr(federation.task, "half", False) or w.numel() < LARGE
+        self.test_batch = TEST_BATCH if fast else SLOW_TEST_BATCH
         self._scores = self._test(federation.task) if federation.evaluate is not None else None
         held = getattr(federation.validate, "task", None)
         self._held = None if held is None else self._test(held)

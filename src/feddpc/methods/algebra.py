@@ -5,7 +5,8 @@ Shape suffixes: ``_d`` one vector, ``_m`` one number a client, ``_md`` one vecto
 At 11 million float32 parameters a float32 dot can be off by 5e-5, enough to turn the length of a residual into
 nonsense. So sums run in float64. One concession to speed: on a CPU, where converting long float32 rows would cost more
 than reading them, pieces are summed in float32, pairwise, and the pieces' sums in float64. That is good to 3e-7 at
-worst (terms of one sign), usually 1e-9, and rows that need more digits are measured again.
+worst (terms of one sign), usually 1e-9, and rows that need more digits are measured again. On a GPU the sums are
+those of :mod:`feddpc.methods.fused`, float64 throughout.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from feddpc.methods import fused
 
 #: Columns that are converted to float64 at a time.
 BLOCK = 1 << 16
@@ -28,6 +31,8 @@ TILE = 1 << 8
 
 def row_dots(x_md: Tensor, g_d: Tensor) -> Tensor:
     """Return ``<x_j, g>`` for every row, in float64."""
+    if fused.fits(x_md):
+        return fused.row_sums(x_md, g_d)[0]
     if _long(x_md):
         dot_m, x2_m = _tiled_sums(x_md, g_d)
         if _held(x2_m, x_md) and _held(square(g_d), x_md):
@@ -37,6 +42,8 @@ def row_dots(x_md: Tensor, g_d: Tensor) -> Tensor:
 
 def row_squares(x_md: Tensor) -> Tensor:
     """Return ``<x_j, x_j>`` for every row, in float64."""
+    if fused.fits(x_md):
+        return fused.row_sums(x_md, x_md[0])[1]
     if _long(x_md):
         _, x2_m = _tiled_sums(x_md, None)
         if _held(x2_m, x_md):
@@ -73,6 +80,8 @@ def weighted_sum(c_m: Tensor, x_md: Tensor) -> Tensor:
     >>> weighted_sum(torch.tensor([0.5, 2.0]), torch.tensor([[2.0, 4.0], [1.0, 0.0]]))
     tensor([3., 2.])
     """
+    if fused.fits(x_md):
+        return fused.mixed(x_md, c_m)
     return add_rows(torch.zeros_like(x_md[0]), c_m, x_md)
 
 
@@ -141,13 +150,15 @@ def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool
     """Decompose every row along and across ``g``; ``g2`` is ``<g, g>`` if it is known already.
 
     ``|r|^2 = |x|^2 - <x, g>^2 / <g, g>`` cancels when ``x`` is nearly parallel to ``g``: the sums' relative error is
-    divided by sin^2. Rows too close to ``g`` for that are measured again, by an explicit sweep in float64. On an
-    accelerator, or with ``look=False``, all rows are swept: looking whether any needs it would wait for the device,
-    and cannot be vectorised.
+    divided by sin^2. Rows too close to ``g`` for that are measured again, by an explicit sweep in float64. With
+    ``look=False``, and on an accelerator without kernels of its own, all rows are swept: looking whether any needs it
+    would wait for the device, and cannot be vectorised.
 
     >>> residuals(torch.tensor([[3.0, 4.0], [5.0, 0.0]]), torch.tensor([2.0, 0.0])).r2_m
     tensor([16.,  0.], dtype=torch.float64)
     """
+    if look is None and fused.fits(x_md):
+        return _in_few_reads(x_md, g_d)
     look = x_md.device.type == "cpu" if look is None else look
     g2 = square(g_d) if g2 is None else g2
     tiled = look and _long(x_md) and _held(g2, x_md)
@@ -170,8 +181,21 @@ def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool
 
 def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: Tensor | None = None) -> Tensor:
     """Return ``sum_j c_j (x_j - p_j g)``, added to ``into`` if given, without storing the residuals."""
-    along = -(c_m * p_m).sum().to(g_d.dtype)
+    along = -(c_m * p_m).sum()
+    if into is None and fused.fits(x_md):
+        return fused.mixed(x_md, c_m, g_d, along)
+    along = along.to(g_d.dtype)
     return add_rows(along * g_d if into is None else into.addcmul_(g_d, along), c_m, x_md)
+
+
+def _in_few_reads(x_md: Tensor, g_d: Tensor) -> Residuals:
+    """Decompose every row from one read of all, and a second one of those that are close to ``g``."""
+    dot_m, x2_m, g2 = fused.row_sums(x_md, g_d)
+    p_m = safe_ratio(dot_m, g2)
+    r2_m = (x2_m - dot_m * p_m).clamp(min=0)
+    near_m = r2_m < 1e-4 * x2_m
+    r2_m = torch.where(near_m, fused.left_over(x_md, g_d, p_m, near_m), r2_m)
+    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()), g2, clean=False)
 
 
 def _sweep(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
