@@ -124,6 +124,8 @@ def test_the_time_of_all_calls_is_added_up_and_told(study):
     runs = all_runs(both.rows)
     told = f"{len(runs)} runs with {sum(len(r.records) for r in runs):,} rounds took 1.5 minutes."
     assert told in documents.section(both, ["table2"], {})
+    packed = dataclasses.replace(both, origin={**both.origin, "at_once": 4})
+    assert "took 1.5 minutes, 4 at a time: alone, a round takes less" in documents.section(packed, ["table2"], {})
     assert "took" not in documents.section(study, ["table2"], {})
 
 

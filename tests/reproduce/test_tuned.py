@@ -63,7 +63,7 @@ def test_the_file_gives_back_what_was_written(tmp_path):
     assert both.settings[0.2] == shipped.settings[0.2] | settings[0.2]
     assert both.settings[0.6] == shipped.settings[0.6]
     assert both.source == f"somewhere; where that has none, {shipped.source}"
-    assert known("cifar10", tmp_path) == Tuned("somewhere", settings)
+    assert known("tiny-imagenet", tmp_path) == Tuned("somewhere", settings)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"source": "", "settings": {"a": {}}}', "nonsense"])

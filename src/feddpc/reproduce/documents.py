@@ -96,9 +96,10 @@ def _spent(study: Study) -> str:
     if not study.origin.get("spent"):
         return ""
     runs = all_runs(study.rows)
-    text = (
-        f"{len(runs)} runs with {sum(len(run.records) for run in runs):,} rounds took {_long(study.origin['spent'])}."
-    )
+    rounds, time = sum(len(run.records) for run in runs), _long(study.origin["spent"])
+    beside = study.origin.get("at_once")
+    more = f", {beside} at a time: alone, a round takes less than the seconds below" if beside else ""
+    text = f"{len(runs)} runs with {rounds:,} rounds took {time}{more}."
     if study.data not in paper.SECONDS:
         return text
     rounds = PRESETS[study.data](scale="paper").rounds

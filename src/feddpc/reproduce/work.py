@@ -122,6 +122,8 @@ def carry_out(question: Question, parts: Sequence[str], place: Place, labour: La
         "machine": records.machine(all_runs(rows)),
         "spent": 0.0 if labour.look_only else round(time.monotonic() - began, 1),
     }
+    if not labour.look_only and labour.workers is not None and labour.workers.at_once > 1:
+        origin["at_once"] = labour.workers.at_once
     study = Study(question.data, question.slug, question.short, rows, origin)
     if (kept := place.results / "records.json").is_file():
         study = joined(records.read(kept), study)  # with what earlier calls asked for
