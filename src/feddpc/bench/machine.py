@@ -21,8 +21,17 @@ def describe(device: str) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(Path(__file__).parents[1]),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [_without_place(word) for word in sys.argv],
     }
+
+
+def _without_place(word: str) -> str:
+    """Return a word of a command; of a path from the root only the name, since the rest is nobody else's business.
+
+    >>> _without_place("/home/me/figures.json"), _without_place("results/figures.json"), _without_place("--quick")
+    ('figures.json', 'results/figures.json', '--quick')
+    """
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def commit(folder: Path) -> str | None:
