@@ -111,6 +111,8 @@ def test_a_competitive_time(seconds, verdict):
     for run, s in zip(rows[0].runs.values(), seconds, strict=True):
         run.records[:] = [{**record, "seconds": s} for record in run.records]
     assert one(verdicts(rows), "competitive time") == verdict
+    packed = findings(Study("digits", "tiny", "", rows, {"at_once": 4}))
+    assert [f.verdict for f in packed if "competitive time" in f.claim] == ["cannot be told"]
 
 
 def test_the_angle_to_the_last_update():
