@@ -145,3 +145,11 @@ def test_the_machine_is_what_all_runs_agree_on():
     how = {"engine": "loop", "precision": "float32"}
     assert records.machine([a, b]) == {"torch": "2.0", "cores": 2, "device": "cpu", **how}
     assert records.machine([a, other]) == {"torch": "2.0", "cores": 2, **how}
+
+
+def test_the_document_begins_with_both_orders(study):
+    text = documents.render([study], "images")
+    rows = {r.line.label: r.about("best").mean for r in study.part("table2", 0.2)}
+    ours = " > ".join(f"{name} {100 * rows[name]:.1f}" for name in sorted(rows, key=lambda name: -rows[name]))
+    theirs = "FedDPC 55.4 > FedCM 52.1 > FedExP 49.5 > FedVARP 49.1 > FedGA 48.7 > FedProx 45.2"
+    assert f"alpha 0.2: {ours}; the paper on CIFAR-10: {theirs}." in text

@@ -12,6 +12,7 @@ from feddpc.presets import PRESETS
 from feddpc.reproduce import costs, figures, paper, tables
 from feddpc.reproduce.claims import findings
 from feddpc.reproduce.comparisons import comparisons
+from feddpc.reproduce.question import label
 from feddpc.reproduce.sheet import Sheet
 from feddpc.reproduce.study import Study, all_runs
 from feddpc.run.files import explained, replace_file, replace_text
@@ -125,7 +126,22 @@ def _summary(studies: Sequence[Study]) -> str:
         verdicts = [f.verdict for f in findings(study) if f.line is not None]
         counts = [str(verdicts.count(v)) for v in ("holds", "does not hold", "cannot be told")]
         lines.append(f"| {study.title} | {' | '.join(counts)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *(line for study in studies for line in _orders(study))])
+
+
+def _orders(study: Study) -> list[str]:
+    """Return the best accuracies of all methods, the highest first, ours and then the paper's: a line for an alpha."""
+    lines = []
+    for alpha in study.alphas("table2"):
+        ours = {row.line.label: 100 * about.mean for row in study.part("table2", alpha) if (about := row.about("best"))}
+        theirs = {label(name): cell.accuracy for name, cell in study.reported(alpha).items()}
+        mine, other = (
+            " > ".join(f"{name} {value:.1f}" for name, value in sorted(column.items(), key=lambda c: -c[1]))
+            for column in (ours, theirs)
+        )
+        whose = "the paper" if study.data == study.paper_data else f"the paper on {paper.TITLES[study.paper_data]}"
+        lines.append(f"* {study.title}, alpha {alpha:g}: {mine}; {whose}: {other}.")
+    return lines
 
 
 def _slim(picture: Path) -> None:
