@@ -70,6 +70,22 @@ def test_what_is_closed_over_may_be_other_data(programs):
     assert len(programs) == 3
 
 
+def test_a_view_of_an_argument_stays_one(programs):
+    """What a function closes over may be a part of what it changes."""
+    y = torch.ones(4)
+    part = y[:2]
+
+    def function(y):
+        y.add_(1)
+        return part * 2
+
+    compiled = compiling.Compiled(function)
+    compiled(y)  # traced on it, which changes it too
+    y.fill_(1)
+    assert compiled(y).tolist() == [4, 4]
+    assert not programs  # nobody else could use it
+
+
 def test_old_programs_make_room(programs, monkeypatch):
     monkeypatch.setattr(compiling, "KEPT", 2)
     made = [compiling.Compiled(lambda x, n=n: x + n) for n in range(3)]

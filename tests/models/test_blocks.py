@@ -1,6 +1,7 @@
 """Pooled convolutions as one operation: values, gradients, stacks of networks, and the kernels for a GPU."""
 
 import copy
+import importlib.util
 
 import pytest
 import torch
@@ -124,3 +125,12 @@ def test_a_network_has_the_values_of_its_layers_in_either_precision(half):
     with torch.autocast(torch.device(DEVICE).type, torch.bfloat16, enabled=half):
         a, b = through(layers, x), layers(x)
     torch.testing.assert_close(a, b.to(a.dtype), rtol=2e-2 if half else 1e-5, atol=2e-2 if half else 1e-5)
+
+
+def test_where_kernels_cannot_be_compiled_it_is_said(monkeypatch):
+    device = torch.device("cuda", 99)  # nobody has so many
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not blocks.usable.__wrapped__(device)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    with pytest.warns(UserWarning, match="no kernels can be compiled for cuda:99, slower operations are used: "):
+        assert not blocks.usable.__wrapped__(device)

@@ -7,6 +7,7 @@ import pytest
 from feddpc.errors import BadInputError
 from feddpc.reproduce import paper, plan
 from feddpc.reproduce.question import DOUBLED, ROWS, Question, data_of
+from feddpc.reproduce.study import Row, Study
 from feddpc.reproduce.tuned import Setting, Tuned
 from feddpc.sweep import Item
 
@@ -87,6 +88,10 @@ def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
     asked = Question("cifar100", "paper", rounds=100, rows=("feddpc", "fedcm"), rates=(0.1,), values=(0.1, 0.01))
     assert asked.short == "100 of the paper's 800 rounds"
     assert asked.slug == "paper-100-rounds"
+    exact, fast = (Question("cifar100", "paper", placing={"precision": p}) for p in ("float32", "bf16"))
+    assert (exact.slug, fast.slug) == ("paper", "paper-bf16")  # they are not to be mixed
+    rows = [Row(line, {}) for line in plan.table2(fast, TUNED)]
+    assert Study("cifar100", fast.slug, fast.short, rows).title == "CIFAR-100, the paper's scale, bf16"
     assert "part of it: rates 0.1, values 0.1, 0.01" in asked.grid_words
     assert len(plan.grid(asked)) == 2 * (1 + 2)
     assert {line.config.rounds for line in plan.grid(asked)} == {100}

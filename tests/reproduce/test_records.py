@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -127,6 +128,16 @@ def test_the_time_of_all_calls_is_added_up_and_told(study):
     packed = dataclasses.replace(both, origin={**both.origin, "at_once": 4})
     assert "took 1.5 minutes, 4 at a time: alone, a round takes less" in documents.section(packed, ["table2"], {})
     assert "took" not in documents.section(study, ["table2"], {})
+    assert "spent" not in joined(study, then).origin  # how long the first one took nobody knows
+    other = dataclasses.replace(then, origin={"machine": {"torch": "2.0", "engine": "loop"}})
+    assert joined(first, other).origin["machine"] == {"torch": "2.0"}
+
+
+@pytest.mark.parametrize("spent", [-5, math.nan, math.inf, "soon", None])
+def test_a_time_that_is_none_is_refused(study, tmp_path, spent):
+    records.write(dataclasses.replace(study, origin={"spent": spent}), tmp_path / "r.json")
+    with pytest.raises(RunFolderError, match=r"r\.json"):
+        records.read(tmp_path / "r.json")
 
 
 def test_beside_our_time_stands_that_of_the_papers_rounds(whole):

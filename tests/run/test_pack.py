@@ -1,6 +1,10 @@
 """Several runs at once: the numbers of each alone, and what happens when one fails."""
 
+import os
+import signal
 import threading
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -42,6 +46,27 @@ def test_graphs_at_once_keep_out_of_each_others_memory(tmp_path, engine):
 def test_they_do_run_at_once():
     meeting = threading.Barrier(3, timeout=10)
     assert together([meeting.wait] * 3, at_once=3) is not None  # one at a time, they would wait for ever
+
+
+def test_control_c_leaves_the_rest_undone():
+    begun = []
+
+    def job(i):
+        begun.append(i)
+        if i == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+
+    with pytest.raises(KeyboardInterrupt):
+        together([partial(job, i) for i in range(12)], at_once=2)
+    assert len(begun) < 6
+
+
+def test_with_an_older_torch_a_gpu_runs_one_at_a_time(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu130")
+    with pytest.warns(UserWarning, match=r"torch 2\.10"):
+        assert together([threading.get_ident, threading.get_ident], 2) == [threading.get_ident()] * 2
 
 
 def test_results_come_in_the_order_of_the_jobs():

@@ -13,7 +13,7 @@ from feddpc.run import runner
 from feddpc.run.compare import Wishes
 from feddpc.run.record import RunFolder
 from feddpc.run.runner import Stop
-from feddpc.sweep import InProcess, Item, batch, execute, gather, scan, scheduler, worlds
+from feddpc.sweep import InProcess, Item, Processes, batch, execute, gather, scan, scheduler, worlds
 from feddpc.sweep.plan import Plan
 from feddpc.sweep.space import Space
 from feddpc.sweep.store import Store
@@ -365,7 +365,23 @@ def test_as_one_ends_the_next_begins(tmp_path, monkeypatch):
         return outcome
 
     monkeypatch.setattr(batch, "execute", watched)
-    outcomes = execute(items(rates=(0.4, 0.3, 0.2, 0.1), methods=("fedavg",)), tmp_path, workers=InProcess(at_once=2))
-    assert [outcome.status for outcome in outcomes] == ["done"] * 4
+    some = items(rates=(0.4, 0.3, 0.2, 0.1, 0.09, 0.08, 0.07, 0.06), methods=("fedavg",))
+    outcomes = execute(some, tmp_path, workers=InProcess(at_once=2))
+    assert [outcome.status for outcome in outcomes] == ["done"] * 8
     assert max(most) == 2
-    assert ended[-1] == 0.4
+    assert ended.index(0.4) == 3
+
+
+def test_who_is_given_how_much():
+    """This process takes ahead, but leaves half to others; a process that may die is given what it runs at once."""
+    assert [InProcess(at_once=2).load(left) for left in (1, 4, 10, 20, 1000)] == [2, 2, 5, 10, 16]
+    assert [InProcess().load(left) for left in (1, 1000)] == [1, 1]
+    assert Processes(2, at_once=2).load(1000) == 2
+
+
+def test_progress_is_told_while_a_batch_is_out(tmp_path):
+    seen = []
+    some = items(rates=(0.4, 0.3, 0.2, 0.1), methods=("fedavg", "feddpc"), rounds=40)
+    execute(some, tmp_path, workers=InProcess(at_once=2), on_progress=lambda p: seen.append((p.ended, p.running)))
+    assert seen[-1][0] == 8
+    assert max(running for _, running in seen) <= 3  # one may end while others are counted

@@ -28,10 +28,11 @@ def describe(device: str) -> dict[str, Any]:
 def _without_place(word: str) -> str:
     """Return a word of a command; of a path from the root only the name, since the rest is nobody else's business.
 
-    >>> _without_place("/home/me/figures.json"), _without_place("results/figures.json"), _without_place("--quick")
-    ('figures.json', 'results/figures.json', '--quick')
+    >>> [_without_place(word) for word in ("/home/me/figures.json", "--out=/home/me/figures.json", "results/a.json")]
+    ['figures.json', '--out=figures.json', 'results/a.json']
     """
-    return Path(word).name if Path(word).is_absolute() else word
+    flag, sign, value = word.rpartition("=")
+    return flag + sign + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def commit(folder: Path) -> str | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.eager import Eager
@@ -82,6 +84,8 @@ class Entrant:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             set_precision(self.precision)  # it is the process's, and another may have run before
+            if self.way == "eager":
+                torch.backends.cudnn.deterministic = False  # as torch has it
             work()
         except Exception as error:  # an engine that cannot run here is a line in the table
             text = str(error).strip() or "no reason given"

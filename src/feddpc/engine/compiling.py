@@ -80,7 +80,7 @@ class Compiled:
 
     It is traced down to single operations first: compilers see into gradients and ``vmap`` only in part, and not at all
     into operations with gradients of their own. Whatever is not a tensor is taken as it is at the first call. What
-    another one has compiled in this process is used again: a sweep compiles once, not once a run.
+    another one has compiled in this process is used again: a sweep compiles once for each local step, not for each run.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -113,16 +113,26 @@ class Compiled:
 
 def _program(traced: fx.GraphModule, tensors: Sequence[Tensor]) -> Callable[..., Any]:
     """Return what was traced, compiled; with what it closes over as arguments, so that other data can be given."""
+    places = {t.untyped_storage().data_ptr() for t in tensors}
+    held = [getattr(traced, str(node.target), None) for node in traced.graph.nodes if node.op == "get_attr"]
+    if any(isinstance(t, Tensor) and t.untyped_storage().data_ptr() in places for t in held):
+        return _compiled(traced)  # compilers take arguments for places apart
     used, constants = _lifted(traced)
     key = _words(traced.graph, [*(tensors[i] for i in used), *constants])
     if key not in _programs:
-        how: dict[str, Any] = {"backend": BACKEND, "options": OPTIONS, "dynamic": False}
-        _programs[key] = torch.compile(traced, **how) if BACKEND else traced
+        _programs[key] = _compiled(traced)
         if len(_programs) > KEPT:
             _programs.popitem(last=False)
     _programs.move_to_end(key)
     program = _programs[key]
     return lambda *args: program(*(args[i] for i in used), *constants)
+
+
+def _compiled(traced: fx.GraphModule) -> Callable[..., Any]:
+    if BACKEND is None:
+        return traced
+    compiled: Callable[..., Any] = torch.compile(traced, dynamic=False, backend=BACKEND, options=OPTIONS)
+    return compiled
 
 
 def _lifted(traced: fx.GraphModule) -> tuple[list[int], list[Tensor]]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddpc.models.blocks import compiler
+from feddpc.models.blocks import usable
 
 _SIGNATURES = {
     "row_sums": "(Tensor x, Tensor g) -> Tensor",
@@ -25,9 +25,9 @@ for _name, _signature in _SIGNATURES.items():
 
 
 def fits(x_md: Tensor) -> bool:
-    """Whether these operations can be used: on a GPU with a compiler, outside of ``vmap``."""
-    cuda = x_md.is_cuda and x_md.dtype in (torch.float32, torch.float64) and x_md.numel() > 0
-    return cuda and compiler() and not torch._C._functorch.is_functorch_wrapped_tensor(x_md)
+    """Whether these operations can be used: on a GPU with kernels, outside of ``vmap``."""
+    plain = x_md.dtype in (torch.float32, torch.float64) and x_md.numel() > 0
+    return plain and usable(x_md.device) and not torch._C._functorch.is_functorch_wrapped_tensor(x_md)
 
 
 def row_sums(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +70,8 @@ def _launched(name: str) -> Callable[..., Any]:
     def launch(*args: Any) -> Any:
         from feddpc.methods import kernels  # which needs a compiler for them
 
-        return getattr(kernels, name)(*args)
+        with torch.cuda.device(args[0].device):
+            return getattr(kernels, name)(*args)
 
     return launch
 

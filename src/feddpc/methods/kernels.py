@@ -48,7 +48,7 @@ def mixed(x: Tensor, c: Tensor, g: Tensor | None, along: Tensor | None) -> Tenso
     base = g.contiguous() if g is not None and added else x
     factor = along.double() if along is not None and added else c.double()
     _mixed[(-(-d // BLOCK),)](
-        x, x.stride(0), c.double().contiguous(), base, factor, out, M=m, D=d, ADDED=added, BLOCK=BLOCK, num_warps=4
+        x, x.stride(0), c.double().contiguous(), base, factor, out, m, d, ADDED=added, BLOCK=BLOCK, num_warps=4
     )
     return out
 
@@ -68,7 +68,7 @@ def _cut(d: int) -> tuple[int, int]:
 @triton.jit
 def _row_sums(x, BY_ROW, g, out, M, D, SHARE: tl.constexpr, BLOCK: tl.constexpr):
     """``out[part, 0, row]`` is the product of a part of a row with that of ``g``, ``out[part, 1, row]`` its square."""
-    row, part = tl.program_id(0), tl.program_id(1)
+    row, part = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dot = tl.zeros([BLOCK], tl.float64)
     square = tl.zeros([BLOCK], tl.float64)
     for first in range(0, SHARE, BLOCK):
@@ -89,7 +89,7 @@ def _row_sums(x, BY_ROW, g, out, M, D, SHARE: tl.constexpr, BLOCK: tl.constexpr)
 @triton.jit
 def _left_over(x, BY_ROW, g, p, near, out, M, D, SHARE: tl.constexpr, BLOCK: tl.constexpr):
     """``out[part, row]`` is the square of a part of ``x - p g``, 0 for a row that is not near."""
-    row, part = tl.program_id(0), tl.program_id(1)
+    row, part = tl.program_id(0), tl.program_id(1).to(tl.int64)
     square = tl.zeros([BLOCK], tl.float64)
     if tl.load(near + row) != 0:
         along = tl.load(p + row)
@@ -102,7 +102,7 @@ def _left_over(x, BY_ROW, g, p, near, out, M, D, SHARE: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def _mixed(x, BY_ROW, c, g, along, out, M: tl.constexpr, D, ADDED: tl.constexpr, BLOCK: tl.constexpr):
+def _mixed(x, BY_ROW, c, g, along, out, M, D, ADDED: tl.constexpr, BLOCK: tl.constexpr):
     """``out`` is the sum of the rows, each times its ``c``, plus ``along * g``."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float64)

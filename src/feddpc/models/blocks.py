@@ -9,6 +9,7 @@ what stands here for a CPU is what the tests compare with.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -22,9 +23,23 @@ FEW = 16
 
 
 @cache
-def compiler() -> bool:
-    """Whether kernels can be compiled: torch comes with Triton where it comes with CUDA, but not on every system."""
-    return importlib.util.find_spec("triton") is not None
+def usable(device: torch.device) -> bool:
+    """Whether kernels run on ``device``: torch does not come with Triton everywhere, nor has every GPU what it wants.
+
+    >>> usable(torch.device("cpu"))
+    False
+    """
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        from feddpc.models import kernels
+
+        with torch.cuda.device(device):
+            return kernels.works(device)
+    except Exception as error:  # whatever it is, there is a slower way
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(f"no kernels can be compiled for {device}, slower operations are used: {why}", stacklevel=2)
+        return False
 
 
 def fits(conv: nn.Conv2d, x: Tensor) -> bool:
@@ -122,7 +137,8 @@ def _launched(name: str) -> Callable[..., Any]:
     def launch(*args: Any) -> Any:
         from feddpc.models import kernels  # which needs a compiler for them
 
-        return getattr(kernels, name)(*args)
+        with torch.cuda.device(args[0].device):
+            return getattr(kernels, name)(*args)
 
     return launch
 

@@ -28,6 +28,13 @@ FIT = {
 }
 
 
+def works(device: torch.device) -> bool:
+    """Compile and run the least that there is."""
+    one = torch.zeros(1, device=device)
+    _count[(1,)](one)
+    return one.item() == 1.0
+
+
 def pooled_product(x: Tensor, matrix: Tensor, high: int, wide: int) -> tuple[Tensor, Tensor]:
     """Return the largest of four products at every place, and which of the four it was."""
     matrix = matrix.contiguous()
@@ -77,6 +84,12 @@ def _constants(outputs: int, high: int, wide: int) -> tuple[str | int, ...]:
 def _power(n: int) -> int:
     """Return the least power of two that is not less; four of it make a product that a GPU can do."""
     return max(4, 1 << (n - 1).bit_length())
+
+
+@triton.jit
+def _count(total):
+    """Add one."""
+    tl.store(total, tl.load(total) + 1)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     left = list(layers)
     while left:
         first = left[0]
-        if x.is_cuda and blocks.compiler() and _plain(left[:3]) and blocks.fits(first, x):  # type: ignore[arg-type]
+        if x.is_cuda and blocks.usable(x.device) and _plain(left[:3]) and blocks.fits(first, x):  # type: ignore[arg-type]
             x = left[1](blocks.pooled(first, x))  # type: ignore[arg-type]
             left = left[3:]
         elif x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and _plain(left[:3]):

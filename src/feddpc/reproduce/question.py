@@ -32,7 +32,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Question:
-    """One data set at one scale; ``placing`` (device, engine, precision) says where and how fast, not what."""
+    """One data set at one scale; ``placing`` (device, engine, precision) says where, how fast and how exactly."""
 
     data: str
     scale: str
@@ -88,7 +88,9 @@ class Question:
     @property
     def slug(self) -> str:
         """A name for the folder of the study."""
-        return self.scale if self.rounds is None else f"{self.scale}-{self.rounds}-rounds"
+        precision = self.placing.get("precision", Config.precision)
+        parts = [self.scale, *([] if self.rounds is None else [f"{self.rounds}-rounds"])]
+        return "-".join(parts if precision == Config.precision else [*parts, precision])
 
     @property
     def grid_words(self) -> str:

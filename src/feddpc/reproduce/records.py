@@ -137,7 +137,8 @@ def read(path: Path) -> Study:
                 runs[int(seed)] = seen[place]
             rows.append(Row(line, runs))
         origin = dict(table["origin"])
-        origin |= {"spent": float(origin["spent"])} if "spent" in origin else {}
+        if "spent" in origin and not 0 <= float(origin["spent"]) < math.inf:
+            raise ValueError(f"spent = {origin['spent']}")
         return Study(table["data"], table["scale"], table["short"], rows, origin)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, FeddpcError) as error:
         raise RunFolderError(

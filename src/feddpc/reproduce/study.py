@@ -101,7 +101,9 @@ class Study:
     def title(self) -> str:
         """Data set and scale, for every table and figure: a shortened version says that it is one."""
         name = paper.TITLES[self.data]
-        return f"{name}, shortened: {self.short}" if self.short else f"{name}, the paper's scale"
+        kinds = sorted({row.line.config.precision for row in self.rows} - {Config.precision})
+        exact = f", {' and '.join(kinds)}" if kinds else ""
+        return f"{name}, shortened: {self.short}{exact}" if self.short else f"{name}, the paper's scale{exact}"
 
     @property
     def paper_data(self) -> str:
@@ -129,7 +131,11 @@ def joined(first: Study, then: Study) -> Study:
     """Return the rows of two studies of the same thing; where both have a row, that of ``then``."""
     rows = {(row.line.part, row.line.alpha, row.line.name): row for row in (*first.rows, *then.rows)}
     origin = first.origin | then.origin
-    if "spent" in first.origin and "spent" in then.origin:
+    if "machine" in first.origin and "machine" in then.origin:
+        before = first.origin["machine"]
+        origin["machine"] = {k: v for k, v in then.origin["machine"].items() if before.get(k) == v}
+    origin.pop("spent", None)
+    if "spent" in first.origin and "spent" in then.origin:  # else nobody knows
         origin["spent"] = round(first.origin["spent"] + then.origin["spent"], 1)
     return dataclasses.replace(then, rows=list(rows.values()), origin=origin)
 

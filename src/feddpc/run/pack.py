@@ -7,6 +7,7 @@ those that it has alone. While one thread waits for its round, another prepares 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import nullcontext
@@ -37,11 +38,18 @@ def together(jobs: Sequence[Callable[[], T]], at_once: int) -> list[T]:
     >>> together([lambda: 1, lambda: 2, lambda: 3], at_once=2)
     [1, 2, 3]
     """
+    if at_once > 1 and torch.cuda.is_available() and not _locked():
+        warnings.warn("several runs at once on a GPU need torch 2.10 or later: going on with one", stacklevel=2)
+        at_once = 1
     if at_once == 1:
         return [job() for job in jobs]
     with ThreadPoolExecutor(at_once) as pool:
         running = [pool.submit(_on_own_stream, job) for job in jobs]
-        wait(running, return_when=FIRST_EXCEPTION)
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        except BaseException:  # Ctrl-C
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
         for job in running:
             if job.done() and not job.cancelled() and job.exception():
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -49,6 +57,11 @@ def together(jobs: Sequence[Callable[[], T]], at_once: int) -> list[T]:
         if failed:
             raise failed
         return [job.result() for job in running]
+
+
+def _locked() -> bool:
+    """Whether torch's table of scratch memory for matrix products, which capturing clears, is safe between threads."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
 
 
 def _on_own_stream(job: Callable[[], T]) -> T:

@@ -115,6 +115,7 @@ class _Sweep:
     def _send(self, claims: Claims, crew: Crew, workers: Workers) -> bool:
         """Give the next items that nobody has to a worker; False if there are none."""
         batch: list[Item] = []
+        load = workers.load(len(self.open))
         out, now = {key for sent in self.out for key in sent.keys}, time.monotonic()
         for item in list(self.open):
             if batch and worlds.world(item.complete) != worlds.world(batch[0].complete):
@@ -129,7 +130,7 @@ class _Sweep:
             if found.damaged:
                 self.store.set_aside(item.key)
             batch.append(item)
-            if len(batch) == workers.load:
+            if len(batch) == load:
                 break
         if not batch:
             return False
@@ -186,9 +187,13 @@ class _Sweep:
         if self.on_progress is None or (not now and time.monotonic() - self.told < POLL):
             return
         self.told = time.monotonic()
+        for key in [key for sent in self.out for key in sent.keys if not self.outcomes[key].ended]:
+            if self.store.summarised(key):  # one of a batch that is still out
+                self.outcome(key)
         ended = sum(outcome.ended for outcome in self.outcomes.values())
         rounds = sum(outcome.rounds for outcome in self.outcomes.values() if outcome.ended)
-        running = [key for sent in self.out for key in sent.keys if not self.outcomes[key].ended]
+        sent = [key for batch in self.out for key in batch.keys]
+        running = [key for key in sent if not self.outcomes[key].ended and self.store.begun(key)]
         rounds += sum(self.store.rounds(key) for key in running)
         failed = sum(outcome.status == "failed" for outcome in self.outcomes.values())
         all_rounds = sum(item.config.rounds for item in self.items.values())

@@ -55,6 +55,14 @@ class Store:
         """Return how far an item is."""
         return read(self.path(item.key), item, self.failure(item.key))
 
+    def begun(self, key: str) -> bool:
+        """Whether anybody has begun to run an item."""
+        return self.path(key).is_dir()
+
+    def summarised(self, key: str) -> bool:
+        """Whether a run of an item has come to an end of some kind."""
+        return (self.path(key) / "summary.json").is_file()
+
     def rounds(self, key: str) -> int:
         """Return how many rounds of an item are recorded."""
         try:

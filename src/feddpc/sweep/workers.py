@@ -56,7 +56,7 @@ class Crew(ABC):
         """Send everybody home."""
 
 
-#: Times ``at_once`` items that a worker is given.
+#: Times ``at_once`` items that are taken at most, where items follow each other without a wait.
 AHEAD = 8
 
 
@@ -69,10 +69,9 @@ class Workers(ABC):
     def __post_init__(self) -> None:
         whole("at_once", self.at_once, 1)
 
-    @property
-    def load(self) -> int:
-        """How many items a worker is given: where several run at once, more, so that the next begins as one ends."""
-        return 1 if self.at_once == 1 else AHEAD * self.at_once
+    def load(self, left: int) -> int:
+        """Return how many of ``left`` items a worker is given; if it dies, all of them must be run again."""
+        return self.at_once
 
     @abstractmethod
     def ready(self, stop: Stop) -> Crew:
@@ -82,6 +81,10 @@ class Workers(ABC):
 @dataclass(frozen=True)
 class InProcess(Workers):
     """This process, one batch after the other."""
+
+    def load(self, left: int) -> int:
+        """Where several run at once, return more, so that the next begins as one ends: half, the rest is for others."""
+        return self.at_once if self.at_once == 1 else max(self.at_once, min(AHEAD * self.at_once, left // 2))
 
     def ready(self, stop: Stop) -> Crew:
         """Return a crew of one."""
