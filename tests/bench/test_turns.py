@@ -165,3 +165,16 @@ def test_the_faster_of_two_plain_loops_is_what_others_are_compared_to(monkeypatc
     assert [(r["way"], r["precision"]) for r in found["rows"]][:2] == [("eager", "tf32"), ("eager", "float32")]
     assert found["rows"][0]["speed"] == 1
     assert found["rows"][1]["speed"] < 0.6
+
+
+def test_the_plain_loop_has_torchs_own_settings(monkeypatch):
+    """What ours is asked for, convolutions that sum in one order, may cost time."""
+    seen = {}
+
+    def build(way):
+        return lambda evaluate: lambda: seen.setdefault(way, torch.backends.cudnn.deterministic)
+
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    for way in ("loop", "eager"):
+        turns.Entrant(way, "fedavg", "float32", build(way)).warm()
+    assert seen == {"loop": True, "eager": False}

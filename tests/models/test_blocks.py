@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from feddpc.models import blocks
+from feddpc.models import blocks, launching
 from feddpc.models.pooled import through
 from support import DEVICE
 
@@ -130,7 +130,7 @@ def test_a_network_has_the_values_of_its_layers_in_either_precision(half):
 def test_where_kernels_cannot_be_compiled_it_is_said(monkeypatch):
     device = torch.device("cuda", 99)  # nobody has so many
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not blocks.usable.__wrapped__(device)
+    assert not launching.usable.__wrapped__(device)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     with pytest.warns(UserWarning, match="no kernels can be compiled for cuda:99, slower operations are used: "):
-        assert not blocks.usable.__wrapped__(device)
+        assert not launching.usable.__wrapped__(device)

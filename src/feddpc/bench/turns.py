@@ -184,7 +184,8 @@ def measure(
         entrants += [settings.entrant(engine, name, precision) for name in names for engine in engines or ENGINES]
     _warm(entrants, tell)
     if plain := [e for e in entrants if e.way == "eager" and not e.error]:
-        entrants.sort(key=lambda e: e is not min(plain, key=lambda p: p.last))  # the others stay in their order
+        quicker = min(plain, key=lambda e: e.last)
+        entrants.sort(key=lambda e: e is not quicker)  # the others stay in their order
     fit = [e for e in entrants if not e.error and e.way != "eager"]
     others = [p for p in precisions()[1:] if p != "float64"]
     if wanted is None and fit and settings.device != "cpu":

@@ -8,38 +8,17 @@ what stands here for a CPU is what the tests compare with.
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddpc.models.launching import declare
+
 #: Up to so many channels on either side, this beats a convolution.
 FEW = 16
-
-
-@cache
-def usable(device: torch.device) -> bool:
-    """Whether kernels run on ``device``: torch does not come with Triton everywhere, nor has every GPU what it wants.
-
-    >>> usable(torch.device("cpu"))
-    False
-    """
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return False
-    try:
-        from feddpc.models import kernels
-
-        with torch.cuda.device(device):
-            return kernels.works(device)
-    except Exception as error:  # whatever it is, there is a slower way
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        warnings.warn(f"no kernels can be compiled for {device}, slower operations are used: {why}", stacklevel=2)
-        return False
 
 
 def fits(conv: nn.Conv2d, x: Tensor) -> bool:
@@ -82,8 +61,7 @@ _SIGNATURES = {
     "pooled_by_matrix": "(Tensor dy, Tensor chosen, Tensor x, int high, int wide) -> Tensor",
     "pooled_by_image": "(Tensor dy, Tensor chosen, Tensor m, int high, int wide, int rows, int columns) -> Tensor",
 }
-for _name, _signature in _SIGNATURES.items():
-    torch.library.define(f"feddpc::{_name}", _signature)
+declare(_SIGNATURES, "feddpc.models.kernels")
 
 
 @torch.library.impl("feddpc::pooled_product", "CPU")
@@ -128,23 +106,6 @@ def pooled_shape(x: Tensor, matrix: Tensor, high: int, wide: int) -> tuple[int, 
     """Return the shape of the pooled output."""
     *stack, _, rows, columns = x.shape
     return *stack, matrix.shape[-1] // 4, (rows - high + 1) // 2, (columns - wide + 1) // 2
-
-
-# The same on a GPU.
-
-
-def _launched(name: str) -> Callable[..., Any]:
-    def launch(*args: Any) -> Any:
-        from feddpc.models import kernels  # which needs a compiler for them
-
-        with torch.cuda.device(args[0].device):
-            return getattr(kernels, name)(*args)
-
-    return launch
-
-
-for _name in _SIGNATURES:
-    torch.library.impl(f"feddpc::{_name}", "CUDA", _launched(_name))
 
 
 # What compilers and function transforms want to know.

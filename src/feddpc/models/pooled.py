@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc.models import blocks
+from feddpc.models.launching import usable
 
 #: Up to so many channels, two rows of them fit into what the kernels compute at a time.
 FEW = 8
@@ -33,7 +34,7 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     left = list(layers)
     while left:
         first = left[0]
-        if x.is_cuda and blocks.usable(x.device) and _plain(left[:3]) and blocks.fits(first, x):  # type: ignore[arg-type]
+        if x.is_cuda and usable(x.device) and _plain(left[:3]) and blocks.fits(first, x):  # type: ignore[arg-type]
             x = left[1](blocks.pooled(first, x))  # type: ignore[arg-type]
             left = left[3:]
         elif x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and _plain(left[:3]):
