@@ -60,6 +60,13 @@ def test_labels_show_what_differs_and_nothing_else(make_run):
         "feddpc lam=0",
     ]
     assert labels(avg, make_run("fedavg", alpha=0.6)) == ["fedavg alpha=0.2", "fedavg alpha=0.6"]
+    dealt = [
+        make_run("fedcm", alpha=a, partition_options={"alpha": a}, lr=0.3, server_lr=s)
+        for a in (0.2, 0.6)
+        for s in (0.3, 0.6)
+    ]
+    said = [f"fedcm partition.alpha={a}{step}" for a in (0.2, 0.6) for step in ("", " server_lr=0.6")]
+    assert labels(*dealt) == said
     deep = make_run("fedavg", model_options={"depth": 3})
     assert labels(avg, deep) == ["fedavg", "fedavg model.depth=3"]
     # another method's hyper-parameters are no difference between configurations of one method

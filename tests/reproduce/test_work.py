@@ -143,7 +143,7 @@ def test_each_run_is_read_once(done, monkeypatch):
     read = []
     monkeypatch.setattr(work, "load", lambda path: read.append(path) or load(path))
     lines = plan.table2(question, Tuned.read(place.base / "tuned.json"))
-    rows, _ = work.gather([*lines, *lines, *lines], place, LOOK)
+    rows, _, _ = work.gather([*lines, *lines, *lines], place, LOOK)
     assert len(read) == len(set(read)) == len(all_runs(rows)) == 4
 
 

@@ -93,8 +93,18 @@ def _parts(runs: Sequence[StoredRun], aside: Sequence[str]) -> list[list[StoredR
     return list(parts.values())
 
 
+def _told_once(table: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what only repeats another value: FedCM has an alpha of its own, which nobody should take this for.
+
+    >>> _told_once({"alpha": 0.2, "lr": 0.1, "server_lr": 0.1, "partition.alpha": 0.2})
+    {'lr': 0.1, 'partition.alpha': 0.2}
+    """
+    same = {"alpha": "partition.alpha", "server_lr": "lr"}
+    return {k: v for k, v in table.items() if k not in same or table.get(same[k]) != v}
+
+
 def _labels(runs: Sequence[StoredRun], aside: Sequence[str]) -> list[str]:
-    others = [settings(run, aside) for run in runs]
+    others = [_told_once(settings(run, aside)) for run in runs]
     apart = differing(others)
     labels = []
     for run, other in zip(runs, others, strict=True):

@@ -65,18 +65,19 @@ def require_data(names: Sequence[str]) -> None:
         )
 
 
-def gather(lines: Sequence[Line], place: Place, labour: Labour) -> tuple[list[Row], list[Outcome]]:
-    """Run what is missing of ``lines``; return their rows with all runs that have ended, and what has not."""
+def gather(lines: Sequence[Line], place: Place, labour: Labour) -> tuple[list[Row], list[Outcome], float]:
+    """Run what is missing of ``lines``; return their rows with all runs that have ended, what has not, and seconds."""
     wanted = [Item(line.of(seed), f"{line.label} seed {seed}") for line in lines for seed in line.seeds]
-    if labour.look_only:
-        outcomes = [Store(place.runs).read(item) for item in wanted]
-    else:
+    outcomes, spent = [Store(place.runs).read(item) for item in wanted], 0.0
+    if not labour.look_only and not all(outcome.ended for outcome in outcomes):
+        began = time.monotonic()
         outcomes = execute(wanted, place.runs, workers=labour.workers, on_progress=labour.on_progress, stop=labour.stop)
+        spent = time.monotonic() - began
     found = {outcome.key: outcome for outcome in outcomes}
     runs = {key: load(outcome.path) for key, outcome in found.items() if outcome.ended}
     keys = iter(outcome.key for outcome in outcomes)
     rows = [Row(line, {seed: runs[key] for seed in line.seeds if (key := next(keys)) in runs}) for line in lines]
-    return rows, [outcome for key, outcome in found.items() if key not in runs]
+    return rows, [outcome for key, outcome in found.items() if key not in runs], spent
 
 
 def keep_winners(question: Question, rows: Sequence[Row], place: Place) -> Tuned:
@@ -107,20 +108,20 @@ def carry_out(question: Question, parts: Sequence[str], place: Place, labour: La
     """Run what the ``parts`` of a question need, after its ``grid`` if asked for, and write all results."""
     rows: list[Row] = []
     missing: list[Outcome] = []
-    tuned, done, began = known(question.data, place.base), tuple(parts), time.monotonic()
+    tuned, done, spent = known(question.data, place.base), tuple(parts), 0.0
     if grid:
-        rows, missing = gather(plan.grid(question), place, labour)
+        rows, missing, spent = gather(plan.grid(question), place, labour)
         done = ("grid", *parts)
     if any(outcome.status == "missing" for outcome in missing):
         done = ("grid",)  # before the grid is through it has no winners
     else:
         tuned = keep_winners(question, rows, place) if grid else tuned
-        more, still = gather(plan.lines(parts, question, tuned), place, labour)
-        rows, missing = [*rows, *more], [*missing, *still]
+        more, still, longer = gather(plan.lines(parts, question, tuned), place, labour)
+        rows, missing, spent = [*rows, *more], [*missing, *still], spent + longer
     origin = {
         "settings": f"best on {question.select}; {tuned.source}",
         "machine": records.machine(all_runs(rows)),
-        "spent": 0.0 if labour.look_only else round(time.monotonic() - began, 1),
+        "spent": round(spent, 1),
     }
     if not labour.look_only and labour.workers is not None and labour.workers.at_once > 1:
         origin["at_once"] = labour.workers.at_once
