@@ -17,13 +17,15 @@ import subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
 subprocess.Popen(sleep, start_new_session=True)
 subprocess.run([sys.executable, "-c", f"import subprocess; subprocess.Popen({sleep!r}, start_new_session=True)"])
+open("settled", "w").close()
 time.sleep(600)
 """
 
 
 def start_family(processes, tmp_path):
     process = processes.start("family", [sys.executable, "-c", FAMILY], tmp_path, os.environ)
-    wait_until(lambda: len(marked(processes.mark)) == 3)
+    # Before it has settled there are three too: the orphan's parent in place of the orphan.
+    wait_until(lambda: (tmp_path / "settled").exists() and len(marked(processes.mark)) == 3)
     return process
 
 
