@@ -1,6 +1,8 @@
 """What is compiled: the same numbers, for every method, and operations that keep the layout of their input."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from feddpc import methods
 from feddpc.engine import compiling
 from feddpc.engine.captured import Compiled as CompiledStack
 from feddpc.engine.captured import CompiledStreams
+from feddpc.methods.base import Method
 from feddpc.models.flat import Flat
 from feddpc.models.resnet import ResNet18
 from support import HARD, VARIANTS, compare_with_loop
@@ -96,7 +99,7 @@ def test_old_programs_make_room(programs, monkeypatch):
 
 @pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
 def test_runs_share_what_is_compiled(engine, programs):
-    """Methods with the same local step, all rates and all seeds of the data; but not another local step."""
+    """Methods with the same local step, all rates, values of hyper-parameters and data; but not another local step."""
 
     def run(name, lr, seed=3, **hyper):
         method = methods.create(name, **hyper)
@@ -108,7 +111,32 @@ def test_runs_share_what_is_compiled(engine, programs):
     with_a_term = run("fedprox", 0.05, mu=0.1)
     assert with_a_term > first
     assert run("fedprox", 0.02, mu=0.1) == with_a_term
-    assert run("fedprox", 0.02, mu=0.2) > with_a_term
+    assert run("fedprox", 0.02, mu=0.2) == with_a_term
+    assert [run("fedcm", 0.02, alpha=alpha) - with_a_term for alpha in (0.1, 0.5)] == [with_a_term - first] * 2
+
+
+@pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
+def test_a_method_that_wants_its_numbers_as_numbers(engine, programs):
+    """It is compiled for each of them, and right."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Clipped(Method):
+        name: ClassVar[str] = "clipped"
+        most: float = 0.01
+        push: float = 0.0
+
+        def correct(self, g, y, here):
+            if self.push > 0:
+                return g + self.push * y
+            return torch.clamp(g, -0.01, self.most)  # which takes two numbers or two tensors
+
+    def run(**hyper):
+        compare_with_loop(Clipped(**hyper), engine(anywhere=True), HARD, rounds=2)
+        return len(programs)
+
+    counts = [run(most=0.01), run(most=0.02), run(most=0.02), run(push=0.1), run(push=0.2)]
+    assert counts[1] == counts[2]
+    assert sorted(set(counts)) == [counts[0], counts[1], counts[3], counts[4]]
 
 
 @LAYOUTS

@@ -81,10 +81,11 @@ class Compiled:
     It is traced down to single operations first: compilers see into gradients and ``vmap`` only in part, and not at all
     into operations with gradients of their own. Whatever is not a tensor is taken as it is at the first call. What
     another one has compiled in this process is used again: a sweep compiles once for each local step, not for each run.
+    Where the function cannot be traced, the next of ``others``, which compute the same, takes its place.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Any], *others: Callable[..., Any]) -> None:
+        self.function, self.others = function, list(others)
         self._made: dict[tuple[Any, ...], tuple[Callable[..., Any], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -98,6 +99,15 @@ class Compiled:
         return tree_unflatten(program(*tensors), out_spec)
 
     def _make(self, leaves: list[Any], spec: Any, tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
+        try:
+            return self._trace(leaves, spec, tensors)
+        except (RuntimeError, TypeError, ValueError):
+            if not self.others:
+                raise
+            self.function = self.others.pop(0)
+            return self._make(leaves, spec, tensors)
+
+    def _trace(self, leaves: list[Any], spec: Any, tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
         shape: list[Any] = []
 
         def flat(*given: Tensor) -> list[Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from torch.func import vmap
 from feddpc.data.batches import Plan
 from feddpc.engine.buffers import row_classes, width_classes
 from feddpc.engine.compiling import Compiled
-from feddpc.methods.base import Local, State
+from feddpc.methods.base import Local, Method, State
 from feddpc.task import Rows
 
 if TYPE_CHECKING:
@@ -27,6 +29,18 @@ class Training(ABC):
 
     def __init__(self, session: Session, *, compiles: bool) -> None:
         self.session, self.compiles = session, compiles
+        numbers = {k: v for k, v in session.method.hyper().items() if isinstance(v, float)} if compiles else {}
+        self.hyper = {k: torch.tensor(v, dtype=torch.float64, device=session.device) for k, v in numbers.items()}
+
+    def _made(self, step: Callable[..., None]) -> Callable[..., None]:
+        """Return ``step``, which wants a method first, as a function of its other arguments.
+
+        What is compiled reads the method's numbers, and so serves all their values, unless it asks what they are.
+        """
+        method = self.session.method
+        if not self.compiles:
+            return partial(step, method)
+        return Compiled(partial(step, reading(method, self.hyper)), partial(step, method))
 
     @abstractmethod
     def restart(self) -> None:
@@ -57,22 +71,21 @@ class Stack(Training):
 
     def __init__(self, session: Session, *, compiles: bool) -> None:
         super().__init__(session, compiles=compiles)
-        method, task, extra = session.method, session.task, session.inputs.draws is not None
+        task, extra = session.task, session.inputs.draws is not None
+        dims = (0, None, None, 0, None, 0, 0, *(0 for _ in range(2 + extra)))
 
-        def one(
-            y: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, live: Tensor, *rows: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            new, loss = method.step(task, y, task.fetch(Rows(*rows)), Local(w, down, own, lr, steps))
-            return torch.where(live, new, y), torch.where(live, loss, 0.0)
+        def step(method: Method, y: Tensor, total: Tensor, *args: Any) -> None:
+            def one(
+                y: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, live: Tensor, *rows: Tensor
+            ) -> tuple[Tensor, Tensor]:
+                new, loss = method.step(task, y, task.fetch(Rows(*rows)), Local(w, down, own, lr, steps))
+                return torch.where(live, new, y), torch.where(live, loss, 0.0)
 
-        every = vmap(one, in_dims=(0, None, None, 0, None, 0, 0, *(0 for _ in range(2 + extra))))
-
-        def step(y: Tensor, total: Tensor, *args: Any) -> None:
-            new, loss = every(y, *args)
+            new, loss = vmap(one, in_dims=dims)(y, *args)
             y.copy_(new)
             total.add_(loss)
 
-        self._step = Compiled(step) if compiles else step
+        self._step = self._made(step)
         self.sizes = row_classes(len(session.inputs.steps), every=not compiles)
         self.k = torch.zeros(1, dtype=torch.int64, device=session.device)
 
@@ -111,16 +124,24 @@ class Lanes(Training):
 
     def __init__(self, session: Session, *, compiles: bool) -> None:
         super().__init__(session, compiles=compiles)
-        method, task = session.method, session.task
+        task = session.task
 
         def step(
-            y: Tensor, total: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, *rows: Tensor
+            method: Method,
+            y: Tensor,
+            total: Tensor,
+            w: Tensor,
+            down: State,
+            own: State,
+            lr: Any,
+            steps: Tensor,
+            *rows: Tensor,
         ) -> None:
             new, loss = method.step(task, y, task.fetch(Rows(*rows)), Local(w, down, own, lr, steps))
             y.copy_(new)
             total.add_(loss)
 
-        self._step = Compiled(step) if compiles else step
+        self._step = self._made(step)
         _, m, width = session.inputs.index.shape
         self.widths = width_classes(width, parts=2 if compiles else 4)
         self.k = torch.zeros(m, dtype=torch.int64, device=session.device)
@@ -170,3 +191,11 @@ class Lanes(Training):
         here = session.w, session.down | session.kit, own, session.step_rate, i.steps[j]
         self._step(session.y[j], session.total[j], *here, *rows)
         k += 1
+
+
+def reading(method: Method, values: State) -> Method:
+    """Return a copy of ``method`` that has tensors for some of its hyper-parameters; nobody checks them again."""
+    other = copy.copy(method)
+    for name, value in values.items():
+        object.__setattr__(other, name, value)
+    return other
