@@ -95,6 +95,12 @@ def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
     assert "part of it: rates 0.1, values 0.1, 0.01" in asked.grid_words
     assert len(plan.grid(asked)) == 2 * (1 + 2)
     assert {line.config.rounds for line in plan.grid(asked)} == {100}
+    shorter = Question("cifar100", "paper", grid_rounds=60)
+    assert {line.config.rounds for line in plan.grid(shorter)} == {60}
+    assert {line.config.rounds for line in plan.table2(shorter, TUNED)} == {800}
+    assert ", 60 of the paper's 800 rounds, seed 0" in shorter.grid_words
+    assert (shorter.short, shorter.slug) == ("", "paper")  # the grid is not the result
+    assert Question("cifar100", "paper", rounds=100, grid_rounds=60).short == "100 of the paper's 800 rounds"
     several = Question("digits", "tiny", grid_seeds=(3, 4))
     assert {line.seeds for line in plan.grid(several)} == {(3, 4)}
     assert "seed 3, 4" in several.grid_words

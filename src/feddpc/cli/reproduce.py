@@ -87,6 +87,10 @@ def reproduce(
     grid_seeds: Annotated[
         str, typer.Option(help="Seeds of the grid; the paper has one.", rich_help_panel=flags.EXPERIMENT)
     ] = "0",
+    grid_rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rounds of the grid. [default: those of the table]", rich_help_panel=flags.EXPERIMENT),
+    ] = None,
     rates: Annotated[
         str | None, typer.Option(help="Only these rates of the grid.", rich_help_panel=flags.EXPERIMENT)
     ] = None,
@@ -131,6 +135,7 @@ def reproduce(
         "alphas": None if alpha is None else _numbers(alpha, "--alpha"),
         "seeds": tuple(flags.seed_numbers(seeds, None) or ()),
         "grid_seeds": tuple(flags.seed_numbers(grid_seeds, None) or ()),
+        "grid_rounds": grid_rounds,
         "select": select,
         "rounds": rounds,
         "rows": None if methods is None else tuple(flags.listed(methods, "--methods")),

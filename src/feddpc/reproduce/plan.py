@@ -38,13 +38,14 @@ def table2(question: Question, tuned: Tuned) -> list[Line]:
 def grid(question: Question) -> list[Line]:
     """Return all settings of the paper's grid: for an alpha 90, 5 of FedAvg and 5 of the control."""
     found = []
+    more = {"validation": HELD_OUT} | ({"rounds": question.grid_rounds} if question.grid_rounds else {})
     for alpha in question.alphas:
         for name in question.rows:
             key = paper.TUNED.get(name)
             for lr in question.rates:
                 for hyper in [{key: value} for value in question.values] if key else [{}]:
                     words = " ".join(f"{k}={show(v)}" for k, v in {"lr": lr, **hyper}.items())
-                    config = _config(question, name, Setting(lr, hyper), alpha=alpha, validation=HELD_OUT)
+                    config = _config(question, name, Setting(lr, hyper), alpha=alpha, **more)
                     texts = (f"{name} {words}", f"{label(name)} {words}")
                     found.append(Line("grid", alpha, *texts, config, question.grid_seeds))
     return found

@@ -42,6 +42,7 @@ class Question:
     rounds: int | None = None  #: instead of the scale's
     rows: tuple[str, ...] = ROWS
     grid_seeds: tuple[int, ...] = (0,)  #: the paper's
+    grid_rounds: int | None = None  #: instead of as many as the table's
     rates: tuple[float, ...] = paper.RATES  #: of the grid
     values: tuple[float, ...] = paper.VALUES  #: of the grid, for the second hyper-parameter
     placing: dict[str, Any] = field(default_factory=dict)
@@ -61,9 +62,10 @@ class Question:
 
     def config(self, method: str, setting: Setting, **changes: Any) -> Config:
         """Return the configuration of one method at one setting."""
-        values = {"scale": self.scale, "lr": setting.lr, "hyper": setting.hyper, **self.placing, **changes}
+        values = {"scale": self.scale, "lr": setting.lr, "hyper": setting.hyper, **self.placing}
         if self.rounds is not None:
             values["rounds"] = self.rounds
+        values |= changes
         return presets.PRESETS[self.data](method, **values)
 
     def best(self, tuned: Tuned, alpha: float, name: str) -> Setting:
@@ -80,10 +82,14 @@ class Question:
     @property
     def short(self) -> str:
         """What is cut from the paper's experiment; empty if nothing."""
+        return self._cut(self.rounds)
+
+    def _cut(self, rounds: int | None) -> str:
+        """Say what is cut if there are so many rounds, or those of the scale."""
         cut, whole = presets.scales(self.data)[self.scale].short, presets.PRESETS[self.data](scale="paper").rounds
-        if self.rounds is None or self.rounds == whole:
+        if rounds is None or rounds == whole:
             return cut
-        return ",".join([f"{self.rounds} of the paper's {whole} rounds", *cut.split(",")[1:]])
+        return ",".join([f"{rounds} of the paper's {whole} rounds", *cut.split(",")[1:]])
 
     @property
     def slug(self) -> str:
@@ -97,7 +103,8 @@ class Question:
         """What the grid is, for the record of its winners."""
         whole = self.rates == paper.RATES and self.values == paper.VALUES
         part = "" if whole else f" (part of it: rates {_listed(self.rates)}, values {_listed(self.values)})"
-        cut = f", {self.short}" if self.short else ""
+        short = self._cut(self.grid_rounds or self.rounds)
+        cut = f", {short}" if short else ""
         held = f"{100 * HELD_OUT:g} % of the training set held out"
         return f"the paper's grid{part} on {self.data}{cut}, seed {_listed(self.grid_seeds)}, {held}"
 

@@ -125,10 +125,11 @@ def grid(study: Study, alpha: float) -> Sheet:
             about = None if row is None else row.about(measure)
             line += ["-", "-"] if row is None or about is None else [setting(row), percent(about.mean)]
         cells.append(line)
+    rounds = " or ".join(str(n) for n in sorted({row.line.config.rounds for row in rows}))
     note = (
-        "Best on test, as the paper chose: the highest test accuracy of any round. Best on validation: setting and "
-        f"round are chosen on {100 * HELD_OUT:g} % of the training set that nobody trains on; the test accuracy is "
-        "that of this round. A setting that diverged is not chosen."
+        f"Runs of {rounds} rounds. Best on test, as the paper chose: the highest test accuracy of any round. Best on "
+        f"validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that nobody trains on; "
+        "the test accuracy is that of this round. A setting that diverged is not chosen."
     )
     return Sheet(
         f"grid-alpha{alpha:g}",
