@@ -95,12 +95,13 @@ class Task(ABC):
 
     d: int
     tally: Tally
+    traces: dict[Any, dict[Any, Any]]  #: what engines have traced of it; of its twins too, which compute the same
     device: torch.device = torch.device("cpu")
     stochastic: bool = False
     differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.tally, self.traces = Tally(), {}
 
     def value_and_grad(self, objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return value and gradient of ``objective`` at ``y``."""
@@ -195,7 +196,7 @@ class Classification(Task):
     def changed(self, *, module: nn.Module | None = None, data: Dataset | None = None) -> Self:
         """Return this task with another network or other training samples; what stays is shared, tests included."""
         twin = copy.copy(self)
-        twin.tally = Tally()
+        twin.tally, twin.traces = Tally(), {}
         if data is not None:
             twin.x, twin.y = (t.to(self.x.device) for t in tensors(data.x_train, data.y_train))
         if module is not None:

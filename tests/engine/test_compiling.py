@@ -16,7 +16,8 @@ from feddpc.engine.captured import CompiledStreams
 from feddpc.methods.base import Method
 from feddpc.models.flat import Flat
 from feddpc.models.resnet import ResNet18
-from support import HARD, VARIANTS, compare_with_loop
+from feddpc.run.pack import twin
+from support import HARD, VARIANTS, compare_with_loop, run_rounds, small_setting
 
 LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["apart", "together"])
 
@@ -113,6 +114,50 @@ def test_runs_share_what_is_compiled(engine, programs):
     assert run("fedprox", 0.02, mu=0.1) == with_a_term
     assert run("fedprox", 0.02, mu=0.2) == with_a_term
     assert [run("fedcm", 0.02, alpha=alpha) - with_a_term for alpha in (0.1, 0.5)] == [with_a_term - first] * 2
+
+
+def test_functions_that_compute_the_same_share_a_trace(programs):
+    traces, calls = {}, []
+
+    def made(*keys):
+        def function(hyper, x):
+            calls.append(keys)
+            return x * hyper["a"] if "b" not in hyper else x / hyper["a"]
+
+        return compiling.Compiled(function, traces=traces)
+
+    one, two, x = made(1), made(2), torch.ones(2)
+    assert [f({"a": torch.tensor(a)}, x).tolist() for f, a in ((one, 2.0), (two, 3.0))] == [[2, 2], [3, 3]]
+    assert calls == [(1,)]
+    both = {"a": torch.tensor(2.0), "b": torch.tensor(0.0)}
+    assert two(both, x).tolist() == [0.5, 0.5]  # other arguments
+    assert two({"a": 4.0}, x).tolist() == [4, 4]
+    assert two({"a": 5.0}, x).tolist() == [5, 5]  # a number is taken as it is
+    assert two({"a": torch.tensor(2.0)}, torch.ones(3)).tolist() == [2, 2, 2]
+    assert calls == [(1,), (2,), (2,), (2,), (2,)]
+
+
+@pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
+def test_runs_on_one_task_share_what_was_traced(engine, programs, monkeypatch):
+    """And have the numbers of runs that share nothing."""
+    made = []
+    monkeypatch.setattr(compiling, "make_fx", lambda *args, **kwargs: made.append(1) or make_fx(*args, **kwargs))
+    how = HARD | {"validation": 0.2, "seed": 3}
+    setting = small_setting(**how)
+
+    def run(name, **hyper):
+        before, method = len(made), methods.create(name, **hyper)
+        shared, _ = run_rounds(twin(setting), method, engine(anywhere=True), 2)
+        count = len(made) - before
+        alone, _ = run_rounds(small_setting(**how), method, engine(anywhere=True), 2)
+        assert torch.equal(shared.w, alone.w)
+        return count
+
+    assert run("fedavg") > 0
+    assert [run(name) for name in ("feddpc", "fedvarp")] == [0, 0]
+    assert [run("fedprox", mu=mu) > 0 for mu in (0.1, 0.5)] == [True, False]
+    assert run("fedcm", alpha=0.1) > 0
+    assert [run("fedcm", alpha=alpha) for alpha in (0.3, 1.0)] == [0, 0]
 
 
 @pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])

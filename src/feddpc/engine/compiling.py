@@ -22,6 +22,8 @@ OPTIONS: dict[str, Any] = {"force_layout_optimization": True}
 #: Programs kept for later runs of this process.
 KEPT = 64
 _programs: OrderedDict[str, Callable[..., Any]] = OrderedDict()
+#: What runs, and the form of what it returns.
+Program = tuple[Callable[..., Any], Any]
 
 
 def group_norm(
@@ -81,44 +83,59 @@ class Compiled:
     It is traced down to single operations first: compilers see into gradients and ``vmap`` only in part, and not at all
     into operations with gradients of their own. Whatever is not a tensor is taken as it is at the first call. What
     another one has compiled in this process is used again: a sweep compiles once for each local step, not for each run.
-    Where the function cannot be traced, the next of ``others``, which compute the same, takes its place.
+
+    ``traces`` are those of functions that compute the same from the same arguments, so that not even a trace is made
+    twice. Where the function cannot be traced, ``otherwise``, which computes the same, takes its place.
     """
 
-    def __init__(self, function: Callable[..., Any], *others: Callable[..., Any]) -> None:
-        self.function, self.others = function, list(others)
-        self._made: dict[tuple[Any, ...], tuple[Callable[..., Any], Any]] = {}
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        otherwise: Callable[..., Any] | None = None,
+        *,
+        traces: dict[Any, Any] | None = None,
+    ) -> None:
+        self.function, self.otherwise = function, otherwise
+        self.traces: dict[Any, Program | None] = {} if traces is None else traces
+        self._own: dict[Any, Program] = {}
 
     def __call__(self, *args: Any) -> Any:
         """Return what the function returns."""
         leaves, spec = tree_flatten(args)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = tuple((t.shape, t.dtype, t.stride()) for t in tensors)
-        if key not in self._made:
-            self._made[key] = self._make(leaves, spec, tensors)
-        program, out_spec = self._made[key]
+        kinds = tuple(_kind(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
+        program, out_spec = self._program((str(spec), kinds, _fast()), leaves, spec, tensors)
         return tree_unflatten(program(*tensors), out_spec)
 
-    def _make(self, leaves: list[Any], spec: Any, tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
-        try:
-            return self._trace(leaves, spec, tensors)
-        except (RuntimeError, TypeError, ValueError):
-            if not self.others:
-                raise
-            self.function = self.others.pop(0)
-            return self._make(leaves, spec, tensors)
+    def _program(self, key: Any, *given: Any) -> Program:
+        if key not in self.traces:
+            try:
+                self.traces[key] = _trace(self.function, *given)
+            except (RuntimeError, TypeError, ValueError):
+                if self.otherwise is None:
+                    raise
+                self.traces[key] = None
+        if (found := self.traces[key]) is not None:
+            return found
+        if key not in self._own:
+            assert self.otherwise is not None
+            self._own[key] = _trace(self.otherwise, *given)
+        return self._own[key]
 
-    def _trace(self, leaves: list[Any], spec: Any, tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
-        shape: list[Any] = []
 
-        def flat(*given: Tensor) -> list[Tensor]:
-            left = iter(given)
-            full = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            out, out_spec = tree_flatten(self.function(*tree_unflatten(full, spec)))
-            shape.append(out_spec)
-            return out
+def _trace(function: Callable[..., Any], leaves: list[Any], spec: Any, tensors: list[Tensor]) -> Program:
+    """Return ``function`` as a program of ``tensors``, and the form of what it returns."""
+    shape: list[Any] = []
 
-        traced = make_fx(flat, decomposition_table=APART)(*tensors)
-        return _program(traced, tensors), shape[0]
+    def flat(*given: Tensor) -> list[Tensor]:
+        left = iter(given)
+        full = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        out, out_spec = tree_flatten(function(*tree_unflatten(full, spec)))
+        shape.append(out_spec)
+        return out
+
+    traced = make_fx(flat, decomposition_table=APART)(*tensors)
+    return _program(traced, tensors), shape[0]
 
 
 def _program(traced: fx.GraphModule, tensors: Sequence[Tensor]) -> Callable[..., Any]:
@@ -185,6 +202,12 @@ def _words(graph: fx.Graph, given: Sequence[Tensor]) -> str:
         return f"{what} {fx.map_arg((node.args, node.kwargs), number.__getitem__)}"
 
     lines = [words(node) for node in graph.nodes]
-    kinds = [(tuple(t.shape), t.dtype, t.stride(), t.device) for t in given]
-    fast = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    return "\n".join([repr((BACKEND, OPTIONS, fast, kinds)), *lines])
+    return "\n".join([repr((BACKEND, OPTIONS, _fast(), [_kind(t) for t in given])), *lines])
+
+
+def _kind(t: Tensor) -> tuple[Any, ...]:
+    return tuple(t.shape), t.dtype, t.stride(), t.device
+
+
+def _fast() -> tuple[bool, bool]:
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32

@@ -164,10 +164,12 @@ class Session:
 
     def _test(self, task: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
         """Return what scores a model on the test samples of ``task``; None if it has none."""
-        judge = task.transformable(stacked=False, together=True) if self.compiles else task
-        if not hasattr(judge, "score"):
+        if not hasattr(task, "score"):
             return None
-        judged = Compiled(judge.judged) if self.compiles else None
+        if not self.compiles:
+            return lambda w: task.score(w, self.test_batch)
+        judge = task.transformable(stacked=False, together=True)
+        judged = Compiled(judge.judged, traces=task.traces.setdefault(("judged", judge.test_scaled), {}))
         return lambda w: judge.score(w, self.test_batch, judged)
 
     def _do_start(self) -> None:

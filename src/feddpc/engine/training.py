@@ -17,7 +17,7 @@ from torch.func import vmap
 from feddpc.data.batches import Plan
 from feddpc.engine.buffers import row_classes, width_classes
 from feddpc.engine.compiling import Compiled
-from feddpc.methods.base import Local, Method, State
+from feddpc.methods.base import Local, Method, State, overrides
 from feddpc.task import Rows
 
 if TYPE_CHECKING:
@@ -29,18 +29,23 @@ class Training(ABC):
 
     def __init__(self, session: Session, *, compiles: bool) -> None:
         self.session, self.compiles = session, compiles
-        numbers = {k: v for k, v in session.method.hyper().items() if isinstance(v, float)} if compiles else {}
-        self.hyper = {k: torch.tensor(v, dtype=torch.float64, device=session.device) for k, v in numbers.items()}
 
     def _made(self, step: Callable[..., None]) -> Callable[..., None]:
         """Return ``step``, which wants a method first, as a function of its other arguments.
 
         What is compiled reads the method's numbers, and so serves all their values, unless it asks what they are.
         """
-        method = self.session.method
+        method, task = self.session.method, self.session.task
         if not self.compiles:
             return partial(step, method)
-        return Compiled(partial(step, reading(method, self.hyper)), partial(step, method))
+        kind, numbers = step_of(method)
+        there = {k: torch.tensor(v, dtype=torch.float64, device=self.session.device) for k, v in numbers.items()}
+        program = Compiled(
+            lambda hyper, *args: step(reading(method, hyper), *args),
+            lambda _, *args: step(method, *args),
+            traces=task.traces.setdefault((type(self), kind), {}),
+        )
+        return partial(program, there)
 
     @abstractmethod
     def restart(self) -> None:
@@ -191,6 +196,22 @@ class Lanes(Training):
         here = session.w, session.down | session.kit, own, session.step_rate, i.steps[j]
         self._step(session.y[j], session.total[j], *here, *rows)
         k += 1
+
+
+def step_of(method: Method) -> tuple[object, dict[str, float]]:
+    """Return what methods have in common that make the same local step, and the numbers in which it may differ.
+
+    >>> from feddpc import methods
+    >>> step_of(methods.create("feddpc")) == step_of(methods.create("fedavg"))  # the plain step
+    True
+    >>> step_of(methods.create("fedprox", mu=0.5))
+    ((<class 'feddpc.methods.fedprox.FedProx'>, '{}'), {'mu': 0.5})
+    """
+    if not any(overrides(method, hook) for hook in ("step", "objective", "correct")):
+        return Method, {}
+    hyper = method.hyper()
+    numbers = {k: v for k, v in hyper.items() if isinstance(v, float)}
+    return (type(method), repr({k: v for k, v in hyper.items() if k not in numbers})), numbers
 
 
 def reading(method: Method, values: State) -> Method:
