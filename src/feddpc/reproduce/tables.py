@@ -87,10 +87,11 @@ def _best(rows: Sequence[Row]) -> frozenset[int]:
 
 def _explained(study: Study, alpha: float) -> list[str]:
     """Say what the columns are, and what the paper's are not."""
-    controls = " and ".join(f"'{label(name)}'" for name in CONTROLS)
+    here = [f"'{label(name)}'" for name in CONTROLS if any(r.line.name == name for r in study.part("table2", alpha))]
+    lacks = f" {' and '.join(here)}: controls, which the paper lacks." if here else ""
     notes = [
         "Best: highest test accuracy of any round, mean ± standard deviation over seeds, t interval of the mean. "
-        f"Settings: {study.origin.get('settings', 'unknown')}. {controls} are controls that the paper lacks."
+        f"Settings: {study.origin.get('settings', 'unknown')}.{lacks}"
     ]
     if study.data != study.paper_data:
         other = paper.TITLES[study.paper_data]
