@@ -89,6 +89,10 @@ class Tally:
             self.gradients += gradients * self.clients
             self.passes += passes * self.clients
 
+    def put_back(self, was: Tally) -> None:
+        """Forget what was counted since ``was``, a copy."""
+        self.gradients, self.passes, self.clients = was.gradients, was.passes, was.clients
+
 
 class Task(ABC):
     """What a method may ask of one client's learning problem; parameters are always one vector ``[d]``."""

@@ -90,8 +90,9 @@ def test_a_bad_client_makes_the_round_void_and_is_then_screened(name, engine):
         assert any(r.rejected == [4] for r in records)
         assert any(4 not in r.rejected for r in records)
         assert bool(progress.w.isfinite().all())
-        ends.append(progress.w)
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-10)
+        ends.append(progress)
+    torch.testing.assert_close(ends[0].w, ends[1].w, rtol=0, atol=1e-10)
+    assert ends[0].meter == ends[1].meter
     assert machine.void == sum(4 in r.rejected for r in records)
 
 

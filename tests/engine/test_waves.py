@@ -9,12 +9,13 @@ from feddpc import methods
 from feddpc.engine.captured import Captured
 from feddpc.engine.loop import Loop
 from feddpc.engine.stacked import Stacked
+from feddpc.engine.training import Stack
 from feddpc.errors import BadInputError
 from support import VARIANTS, run_rounds, setting_for, small_setting
 
 
 class Small:
-    """Makes an engine fail as CUDA does when more than ``room`` clients come at once."""
+    """Makes an engine fail as CUDA does when more than ``room`` clients come at once, after it has done some work."""
 
     def __init__(self, engine, room):
         self.engine, self.room, self.tried = engine, room, []
@@ -23,6 +24,8 @@ class Small:
         def train(method, task, w, down, own, plan, lr):
             self.tried.append(len(plan.clients))
             if len(plan.clients) > self.room:
+                task.tally.clients = len(plan.clients)
+                task.tally.add(gradients=1, passes=1)
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return plain(method, task, w, down, own, plan, lr)
 
@@ -47,6 +50,7 @@ def test_waves_give_the_same_numbers(name, how):
     assert small.tried[:3] == [4, 2, 1]  # found out once
     assert set(small.tried[3:]) == {1}
     assert engine.wave == 1
+    assert parts.meter == whole.meter  # what was done in vain does not count
 
 
 def test_one_client_that_does_not_fit_is_an_error():
@@ -56,6 +60,25 @@ def test_one_client_that_does_not_fit_is_an_error():
         warnings.simplefilter("ignore")
         with pytest.raises(BadInputError, match="does not suffice for one client: take a smaller batch_size or model"):
             run_rounds(small_setting(), methods.create("fedavg"), engine, 1)
+
+
+@pytest.mark.parametrize("name", ["feddpc", "fedamd", "fedbr"])
+@pytest.mark.parametrize("fails", ["capture", "warm"])
+def test_a_second_attempt_to_capture_counts_nothing_twice(name, fails, monkeypatch):
+    tries, plain = [], getattr(Stack, fails)
+
+    def full_at_first(self):
+        plain(self)
+        tries.append(1)
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Stack, fails, full_at_first)
+    method, setting = VARIANTS[name], setting_for(VARIANTS[name])
+    progress, _ = run_rounds(setting, method, Captured(anywhere=True), 3)
+    other, _ = run_rounds(setting, method, Loop(), 3)
+    assert len(tries) == 2
+    assert progress.meter == other.meter
 
 
 def test_rounds_too_large_to_capture_go_on_uncaptured(monkeypatch):

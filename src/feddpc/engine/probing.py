@@ -27,12 +27,13 @@ class Probing:
         self.answers: State = {}
         self._load(w, plan)
         was = replace(self.tally)
-        self._ask()  # so that allocators and compilers are done
-        self.once = tuple((getattr(self.tally, key) - getattr(was, key)) // batches for key in ("gradients", "passes"))
-        self._replay: Callable[[], Any] = self._ask
-        if w.is_cuda:
-            self._replay = graph_of(self._ask, w.device).replay
-        self.tally.gradients, self.tally.passes = was.gradients, was.passes
+        try:
+            self._ask()  # so that allocators and compilers are done
+            counts = ((getattr(self.tally, key) - getattr(was, key)) // batches for key in ("gradients", "passes"))
+            self.once = tuple(counts)
+            self._replay: Callable[[], Any] = graph_of(self._ask, w.device).replay if w.is_cuda else self._ask
+        finally:
+            self.tally.put_back(was)
 
     def __call__(self, w: Tensor, plan: Plan) -> State:
         """Return what the clients of ``plan`` answer at ``w``."""

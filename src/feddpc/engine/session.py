@@ -68,11 +68,13 @@ class Session:
         self.training: Training = (Lanes if streams else Stack)(self, compiles=compiles)
         self.pool: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         was = replace(federation.task.tally)
-        self._warm()
-        self._start = self.captured(self._do_start)
-        self.training.capture()
-        self._end = self.captured(self._do_end)
-        federation.task.tally.gradients, federation.task.tally.passes = was.gradients, was.passes
+        try:
+            self._warm()
+            self._start = self.captured(self._do_start)
+            self.training.capture()
+            self._end = self.captured(self._do_end)
+        finally:  # it may be tried again
+            federation.task.tally.put_back(was)
 
     # Buffers.
 
@@ -263,7 +265,7 @@ class Session:
             self.w.copy_(progress.w)
             for key, value in progress.server.items():
                 self.server[key].copy_(value)
-        tally, steps = self.federation.task.tally, int(plan.steps.sum())
+        tally = self.federation.task.tally
         was = replace(tally)
         order = self._load(progress, probed, plan, cohort)
         self._start()
@@ -271,12 +273,14 @@ class Session:
         self._end()
         self.federation.look_ahead(progress.round + 2)  # the next round, while this one is computed
         good, loss, *rest = self._read()
-        tally.gradients, tally.passes = was.gradients + self.gradients * steps, was.passes + self.passes * steps
+        tally.put_back(was)
         if not good:
             if progress.w is self.w:
                 progress.w, progress.server = self.w.clone(), {k: v.clone() for k, v in self.server.items()}
             return None
         progress.w, progress.server = self.w, dict(self.server)
+        steps = int(plan.steps.sum())
+        tally.add(self.gradients * steps, self.passes * steps)
         if self.new_own or self.new_slots:
             back = placed(np.argsort(order), self.device)
         scored = _shares(rest, self.federation.task) if self._scores else (math.nan, 0.0)

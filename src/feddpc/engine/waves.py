@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ def train(
     engine: Engine, method: Method, task: Task, w: Tensor, down: State, own: State, plan: Plan, lr: float
 ) -> Trained:
     """Train the clients of ``plan``; where memory does not suffice, fewer at a time, and so from then on."""
-    m = len(plan.clients)
+    m, was = len(plan.clients), replace(task.tally)
     while True:
         wave = min(engine.wave or m, m)
         try:
@@ -35,6 +36,7 @@ def train(
                 raise BadInputError(
                     "the device's memory does not suffice for one client: take a smaller batch_size or model"
                 ) from error
+        task.tally.put_back(was)  # the next attempt makes all clients anew
         # Outside the handler, which would keep the failed attempt's tensors alive.
         if w.is_cuda:
             torch.cuda.empty_cache()
