@@ -53,6 +53,20 @@ def test_lengths_are_good_at_every_angle(sin, few_reads):
     np.testing.assert_allclose(algebra.residuals(x, g).r2_m.sqrt(), [sin, 1.0], rtol=1e-8)
 
 
+@pytest.mark.parametrize("sin", [1.0, 1e-2, 1e-4])
+def test_a_sum_of_residuals_needs_no_second_projection(sin, few_reads):
+    """In float32, where it is made in float64 and rounded once."""
+    x, g, c = drawn(5, 40_000, torch.float32)
+    x = sin * x + 3 * g
+    look = algebra.residuals(x, g)
+    assert look.clean
+    made = FedDPC(max_scale=0).direction(x, g, c)[0].double()
+    exact = FedDPC(max_scale=0).direction(x.double(), g.double(), c)[0]
+    assert not algebra.residuals(x.double(), g.double()).clean
+    assert abs(float(made @ g.double())) < 1e-7 * float(made.norm() * g.norm())
+    assert float((made - exact).norm()) < 1e-7 * float(exact.norm())
+
+
 def test_zero_vectors(few_reads):
     x, zero = torch.ones(2, 3), torch.zeros(3)
     look = algebra.residuals(x, zero)

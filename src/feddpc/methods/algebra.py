@@ -143,7 +143,7 @@ class Residuals(NamedTuple):
     r2_m: Tensor  #: ``|r_j|^2``
     cosine_m: Tensor  #: ``cos(x_j, g)``, 0 when either is zero
     g2: Tensor  #: ``|g|^2``
-    clean: bool  #: whether no row is so close to ``g`` that a sum of residuals should be projected once more
+    clean: bool  #: whether a sum of residuals is orthogonal to ``g`` without being projected once more
 
 
 def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool | None = None) -> Residuals:
@@ -189,13 +189,17 @@ def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: T
 
 
 def _in_few_reads(x_md: Tensor, g_d: Tensor) -> Residuals:
-    """Decompose every row from one read of all, and a second one of those that are close to ``g``."""
+    """Decompose every row from one read of all, and a second one of those that are close to ``g``.
+
+    Sums of float32 rows are made in float64 and rounded once: nothing is left along ``g`` that rounding would not bring
+    back.
+    """
     dot_m, x2_m, g2 = fused.row_sums(x_md, g_d)
     p_m = safe_ratio(dot_m, g2)
     r2_m = (x2_m - dot_m * p_m).clamp(min=0)
     near_m = r2_m < 1e-4 * x2_m
     r2_m = torch.where(near_m, fused.left_over(x_md, g_d, p_m, near_m), r2_m)
-    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()), g2, clean=False)
+    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()), g2, clean=x_md.dtype == torch.float32)
 
 
 def _sweep(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:

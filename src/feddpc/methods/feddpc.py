@@ -115,20 +115,18 @@ class FedDPC(Method):
                 stream.add(u_d / steps if self.normalise_by_steps else u_d, weight)
             return stream.step(cohort.server_lr, cohort.client_lr)
         else:
-            shrink_m = 1 / cohort.steps if self.normalise_by_steps else torch.ones_like(cohort.weights)
-            delta, notes = self.direction(u_md, g, cohort.weights, shrink_m / cohort.client_lr)
+            shrink = 1 / (cohort.steps * cohort.client_lr) if self.normalise_by_steps else 1 / cohort.client_lr
+            delta, notes = self.direction(u_md, g, cohort.weights, shrink)
         return Step(delta, rate=cohort.server_lr, server={"delta": delta}, notes=notes)
 
-    def direction(
-        self, D_md: Tensor, g: Tensor, weights: Tensor, shrink_m: Tensor | float = 1.0
-    ) -> tuple[Tensor, State]:
-        """Return Delta_t for a stack of updates, each multiplied by ``shrink_m``, and the round's diagnostics."""
+    def direction(self, D_md: Tensor, g: Tensor, weights: Tensor, shrink: Tensor | float = 1.0) -> tuple[Tensor, State]:
+        """Return Delta_t for a stack of updates, each or all multiplied by ``shrink``, and the round's diagnostics."""
         look = residuals(D_md, g)
         p_m, s_m, guarded_m = self.scales(look)
         if self.guard == "exclude":
             weights = torch.where(guarded_m, 0.0, weights)
             weights = safe_ratio(weights, weights.sum())
-        delta = residual_sum(weights * s_m * shrink_m, p_m, D_md, g)
+        delta = residual_sum(weights * s_m * shrink, p_m, D_md, g)
         if not look.clean:
             self._clean(delta, g, look.g2)
         return delta, self.notes(s_m, look.cosine_m, look.x2_m, guarded_m)
