@@ -12,6 +12,8 @@ from feddpc.bench import machine, server, turns
 from feddpc.bench.eager import Eager
 from feddpc.bench.turns import Entrant
 from feddpc.bench.workloads import WORKLOADS, Workload
+from feddpc.data.batches import Planner
+from feddpc.engine.captured import Captured
 from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
 from feddpc.engine.rounds import advance
@@ -72,6 +74,21 @@ def test_engines_that_cannot_run_are_lines(monkeypatch):
     assert loop["turns"] == 2
     assert loop["speed"] == loop["training_speed"] == 1
     assert loop["round"] > 0 < loop["warm_up"]
+
+
+def test_nobody_makes_batches_while_the_clock_runs(monkeypatch):
+    """Those of the next round are made while this one is computed, whoever had a turn in between."""
+    made, plain = [], Planner.plan
+
+    def plan(self, round, ids):
+        made.append(round)
+        return plain(self, round, ids)
+
+    monkeypatch.setattr(Planner, "plan", plan)
+    monkeypatch.setattr(turns, "ENGINES", {name: lambda: Captured(anywhere=True) for name in ("one", "two")})
+    turns.measure(SMALL, device="cpu", rounds=3)
+    runs, rounds = 2 * 2, turns.WARM_UP + 1 + 3
+    assert sorted(made) == sorted([*range(1, rounds + 2)] * runs)  # once each, the one after the last included
 
 
 def test_every_precision_is_crossed_with_every_engine_when_asked(monkeypatch):

@@ -1,7 +1,9 @@
 """Captured rounds without a GPU: the same buffers, orders and masks, with a graph that is just what it was made of."""
 
 import dataclasses
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -94,6 +96,41 @@ def test_a_bad_client_makes_the_round_void_and_is_then_screened(name, engine):
     torch.testing.assert_close(ends[0].w, ends[1].w, rtol=0, atol=1e-10)
     assert ends[0].meter == ends[1].meter
     assert machine.void == sum(4 in r.rejected for r in records)
+
+
+@pytest.mark.parametrize("engine", [Captured, Streams])
+@pytest.mark.parametrize("name", ["feddpc", "fedamd", "scaffold"])
+def test_the_memory_of_a_run_is_free_at_once(name, engine):
+    """Without the garbage collector, which comes when it likes; and the engine can be used again."""
+    method, setting, machine = methods.create(name), small_setting(), engine(anywhere=True)
+    was, _ = run_rounds(setting, method, machine, 3)
+    kept = [*machine._sessions.values(), *machine._probes.values()]
+    inside = [value for each in kept for value in vars(each).values() if isinstance(value, torch.Tensor)]
+    parts = [weakref.ref(x) for x in (*kept, *inside, *(s.training for s in machine._sessions.values()))]
+    del inside
+    gc.disable()
+    try:
+        machine.release()
+        kept.clear()
+        left = [ref() for ref in parts if ref() is not None]
+        assert all(x is was.w for x in left)  # the model itself, which is the run's
+        del left
+    finally:
+        gc.enable()
+    again, _ = run_rounds(setting, method, machine, 3)
+    assert torch.equal(again.w, was.w)
+
+
+def test_a_run_that_has_ended_keeps_no_graphs(monkeypatch):
+    from feddpc.run import experiment
+
+    machine = Captured(anywhere=True)
+    monkeypatch.setitem(experiment.ENGINES, "graph", lambda: machine)
+    seen = []
+    setting, method = small_setting(rounds=3), methods.create("feddpc")
+    execute(setting, method=method, engine="graph", on_round=lambda _: seen.append(len(machine._sessions)))
+    assert seen == [1, 1, 1]
+    assert machine._sessions == {}
 
 
 def test_a_resumed_run_goes_on_captured(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_table_can_be_sorted_by_every_column(runs):
     headings = [t for t in page.texts["button"] if "(" not in t]
     assert headings == ["method", "seeds", "best %", "round", "last 10 %", "final %", "s/round", "rounds", "notes"]
     keys = [attrs["data-value"] for attrs in page.all("td") if "data-value" in attrs]
-    assert keys == ["1", "0.5", "2", "0.375", "0.5", "0.75", "2", "2", "0.375", "1", "0.375", "0.375", "0.625", "1"]
+    assert keys == ["1", "0.5", "2", "0.375", "0.5", "1.0", "2", "2", "0.375", "1", "0.375", "0.375", "0.75", "1"]
     assert [attrs.get("class") for attrs in page.all("tr")[:3]] == [None, "best", None]
 
 

@@ -29,7 +29,7 @@ def test_numbers_of_two_seeds_are_the_closed_forms(make_run):
     assert row.last10_accuracy == pytest.approx((0.155 + 0.255) / 2)
     assert row.last10_spread == pytest.approx(0.10 / math.sqrt(2))
     assert row.final_accuracy == pytest.approx((0.20 + 0.21) / 2)
-    assert row.seconds_per_round == pytest.approx(0.5 * 21 / 2)
+    assert row.seconds_per_round == pytest.approx(0.5 * 22 / 2)  # of rounds 2 to 20
 
 
 def test_one_seed_has_no_spread_and_a_short_run_averages_what_it_has(make_run):

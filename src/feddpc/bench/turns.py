@@ -145,7 +145,8 @@ class Settings:
             machine = ENGINES[engine]()
             if why := machine.refuses(setting.task):
                 raise BadInputError(why)
-            federation = setting.federation if evaluate else replace(setting.federation, evaluate=None)
+            # One of its own, as every run has: it knows the batches of the next round, and of no other.
+            federation = replace(setting.federation, evaluate=setting.federation.evaluate if evaluate else None)
             progress = Progress.begin(rule, setting.w0, federation.population)
             return lambda: advance(federation, rule, machine, progress)
 

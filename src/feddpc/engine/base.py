@@ -64,6 +64,10 @@ class Engine(ABC):
         """Run training, server rule and evaluation at one go, or return None to have them run one by one."""
         return None
 
+    def release(self) -> None:
+        """Give back at once what is kept from round to round, the memory of graphs above all; a run has ended."""
+        return
+
     @abstractmethod
     def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
         """Return what the clients answer to the method's probe, stacked; ``plan`` is one pass over their data."""

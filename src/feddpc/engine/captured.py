@@ -69,7 +69,8 @@ class Captured(Engine):
     def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
         """Ask all clients at once: from a graph if plans of this shape were captured or may still be."""
         if (task, method) != self._asking:
-            self._probes, self._asking = {}, (task, method)
+            self._forget(self._probes)
+            self._asking = (task, method)
         shape = plan.index.shape
         if shape not in self._probes:
             if len(self._probes) >= MOST_PROBES:
@@ -91,7 +92,8 @@ class Captured(Engine):
         judges = federation.evaluate is None, federation.validate
         about = (federation.task, method, federation.client_lr, federation.server_lr, judges)
         if about != self._about:
-            self._sessions, self._about = {}, about
+            self._forget(self._sessions)
+            self._about = about
         m = len(plan.clients)
         session = self._sessions.get(m)
         if session is None:
@@ -110,15 +112,35 @@ class Captured(Engine):
         self.void += done is None
         return done
 
+    def release(self) -> None:
+        """Free all graphs."""
+        self._forget(self._sessions)
+        self._forget(self._probes)
+
+    def _forget(self, graphs: dict[Any, Any]) -> None:
+        """Free graphs now: their parts refer to each other, and many gigabytes would wait for the garbage collector.
+
+        Not while another run captures, which that would break.
+        """
+        if not graphs:
+            return
+        with capturing():
+            for each in graphs.values():
+                each.release()
+            graphs.clear()
+
     def _session(self, *about: Any) -> Session | None:
-        """Capture; if memory does not suffice, once more after old graphs were cleared away, then None."""
-        for last in (False, True):
+        """Capture; if memory does not suffice, once more after all garbage was cleared away, then None."""
+        for _ in range(2):
             try:
                 with capturing():
                     return Session(*about, streams=self.streams, compiles=self.compiles)
             except torch.OutOfMemoryError:
-                if not last:
-                    gc.collect()
+                pass
+            # Outside the handler, which would keep the failed attempt alive.
+            with capturing():
+                gc.collect()
+                if torch.cuda.is_available():
                     torch.cuda.empty_cache()
         return None
 

@@ -45,6 +45,10 @@ class Probing:
         self.tally.passes = was.passes + self.once[1] * batches
         return {key: value.clone() for key, value in self.answers.items()}
 
+    def release(self) -> None:
+        """Let go of everything."""
+        vars(self).clear()
+
     def _load(self, w: Tensor, plan: Plan) -> None:
         here = self.mail.open()
         here["index"][:], here["count"][:] = plan.index, plan.count

@@ -250,6 +250,13 @@ class Session:
         event.synchronize()
         return here.tolist()
 
+    def release(self) -> None:
+        """Let go of all buffers and graphs; what others still hold stays, the model for one."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # an interrupted round may still be under way
+        vars(self.training).clear()
+        vars(self).clear()
+
     def captured(self, do: Callable[[], None], pool: Any = None) -> Callable[[], None]:
         """Return ``do`` as a graph, with a ``pool`` of memory of its own if it may run beside others."""
         self.graphs += 1

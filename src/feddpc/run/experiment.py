@@ -220,6 +220,9 @@ def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, 
             warnings.warn(f"engine {engine.name!r} cannot run {method.name} here: {why}", stacklevel=2)
     able = [e for e in candidates if e.name in seconds]
     best = min(able, key=lambda e: seconds[e.name] * (1.0 if e.name == "loop" else 1.1))
+    for other in candidates:
+        if other is not best:
+            other.release()
     return best, seconds
 
 

@@ -259,7 +259,7 @@ def summarise(config: Config, records: Sequence[dict[str, Any]], status: str, re
     scored = [r for r in records if r["test_accuracy"] is not None]
     best = max(scored, key=lambda r: r["test_accuracy"], default=None)
     last = [r["test_accuracy"] for r in scored[-10:]]
-    seconds = [r["seconds"] for r in records]
+    seconds = [r["seconds"] for r in records[1:] or records]  # in the first everything is made ready
     return {
         "status": status,
         "reason": reason,

@@ -162,6 +162,7 @@ def execute(
             if lean and status != "interrupted":
                 shutil.rmtree(folder.checkpoint, ignore_errors=True)
     finally:
+        machine.release()
         tracking.end(summary)
         if folder is not None:
             folder.close()
