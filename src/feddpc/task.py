@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -84,10 +84,9 @@ class Tally:
     clients: int = 1
 
     def add(self, gradients: int = 0, passes: int = 0) -> None:
-        """Count; but not while a compiler looks on, for which a number that changes is a new program."""
-        if not torch.compiler.is_compiling():
-            self.gradients += gradients * self.clients
-            self.passes += passes * self.clients
+        """Count."""
+        self.gradients += gradients * self.clients
+        self.passes += passes * self.clients
 
     def put_back(self, was: Tally) -> None:
         """Forget what was counted since ``was``, a copy."""
@@ -99,7 +98,7 @@ class Task(ABC):
 
     d: int
     tally: Tally
-    traces: dict[Any, dict[Any, Any]]  #: what engines have traced of it; of its twins too, which compute the same
+    traces: dict[Any, dict[Any, Any]]  #: what engines have traced of it and its twins, which compute the same
     device: torch.device = torch.device("cpu")
     stochastic: bool = False
     differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
@@ -142,10 +141,23 @@ class Task(ABC):
             total, seen = total + count * gradient, seen + count
         return total / seen
 
+    def traces_of(self, *what: object, given: Collection[str] = ()) -> dict[Any, Any]:
+        """Return where traces of something are kept as long as the task has the same tensors, which are part of them.
+
+        But for those that are ``given`` to what was traced.
+        """
+        mine = ((name, value) for name, value in vars(self).items() if name not in given)
+        held = tuple((name, id(value)) for name, value in mine if isinstance(value, Tensor))
+        return self.traces.setdefault((*what, held), {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave traces out of copies, which may be changed, and of files."""
+        return {**vars(self), "traces": {}}
+
     def twin(self) -> Self:
         """Return this task for another thread: with counters of its own, and all else that a call changes."""
         twin = copy.copy(self)
-        twin.tally = Tally()
+        twin.tally, twin.traces = Tally(), self.traces
         return twin
 
     def transformable(self, *, stacked: bool = True, together: bool = False) -> Self:
@@ -154,7 +166,7 @@ class Task(ABC):
         With ``together``, images and kernels of convolutions have the channels of a pixel together.
         """
         twin = copy.copy(self)
-        twin.differentiate = by_transform
+        twin.differentiate, twin.traces = by_transform, self.traces  # engines tell apart what they make of it
         return twin
 
 
@@ -200,7 +212,7 @@ class Classification(Task):
     def changed(self, *, module: nn.Module | None = None, data: Dataset | None = None) -> Self:
         """Return this task with another network or other training samples; what stays is shared, tests included."""
         twin = copy.copy(self)
-        twin.tally, twin.traces = Tally(), {}
+        twin.tally = Tally()
         if data is not None:
             twin.x, twin.y = (t.to(self.x.device) for t in tensors(data.x_train, data.y_train))
         if module is not None:

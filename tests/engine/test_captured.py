@@ -133,6 +133,32 @@ def test_a_run_that_has_ended_keeps_no_graphs(monkeypatch):
     assert machine._sessions == {}
 
 
+def test_a_device_that_failed_does_not_hide_why(monkeypatch, tmp_path):
+    """What a run ended with is told, its folder is closed, and all graphs are forgotten."""
+    from feddpc.run import experiment
+
+    machine, left = Captured(anywhere=True), []
+    monkeypatch.setitem(experiment.ENGINES, "graph", lambda: machine)
+
+    def broken(self):
+        left.append(self)
+        raise RuntimeError("CUDA error")
+
+    def stop(record):
+        raise KeyError("the disk")
+
+    monkeypatch.setattr("feddpc.engine.session.Session.release", broken)
+    setting, method = small_setting(rounds=3), methods.create("feddpc")
+    with pytest.raises(KeyError, match="the disk"):
+        execute(setting, method=method, engine="graph", out=tmp_path / "run", on_round=stop)
+    assert len(left) == 1
+    assert machine._sessions == {}
+    monkeypatch.undo()
+    monkeypatch.setitem(experiment.ENGINES, "graph", lambda: machine)
+    again = execute(setting, method=method, engine="graph", out=tmp_path / "run", resume=True)
+    assert again.status == "finished"
+
+
 def test_a_resumed_run_goes_on_captured(tmp_path, monkeypatch):
     """Bit for bit, with a checkpoint in between."""
     from feddpc.run import experiment

@@ -1,5 +1,8 @@
 """What is compiled: the same numbers, for every method, and operations that keep the layout of their input."""
 
+import dataclasses
+import functools
+import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,11 +16,13 @@ from feddpc import methods
 from feddpc.engine import compiling
 from feddpc.engine.captured import Compiled as CompiledStack
 from feddpc.engine.captured import CompiledStreams
+from feddpc.engine.loop import Loop
+from feddpc.methods import FedProx
 from feddpc.methods.base import Method
 from feddpc.models.flat import Flat
 from feddpc.models.resnet import ResNet18
 from feddpc.run.pack import twin
-from support import HARD, VARIANTS, compare_with_loop, run_rounds, small_setting
+from support import HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, small_setting
 
 LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["apart", "together"])
 
@@ -160,28 +165,153 @@ def test_runs_on_one_task_share_what_was_traced(engine, programs, monkeypatch):
     assert [run("fedcm", alpha=alpha) for alpha in (0.3, 1.0)] == [0, 0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Derived(Method):
+    """What is made of its number is there before a step is."""
+
+    name: ClassVar[str] = "derived"
+    mu: float = 0.1
+
+    def __post_init__(self):
+        object.__setattr__(self, "half", self.mu / 2)
+
+    def correct(self, g, y, here):
+        return g + self.half * y
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cached(Method):
+    """What is made of its number is made once."""
+
+    name: ClassVar[str] = "cached"
+    mu: float = 0.1
+
+    @functools.cached_property
+    def half(self):
+        return self.mu / 2
+
+    def correct(self, g, y, here):
+        return g + self.half * y
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Method):
+    """It looks at its number in ways that a tensor answers otherwise, or not at all."""
+
+    name: ClassVar[str] = "asking"
+    mu: float = 0.1
+
+    def correct(self, g, y, here):
+        weights = g.new_tensor([self.mu, 1 - self.mu])
+        far = {0.1: 1.0, 0.5: 2.0}[self.mu] + (3.0 if self.mu in {0.5} else 0.0)
+        return torch.clamp(g, -0.01, self.mu) * weights[0] + far * weights[1] * y
+
+
+class Bare(Method):
+    """It has no fields."""
+
+    name: ClassVar[str] = "bare"
+
+    def __init__(self, mu):
+        object.__setattr__(self, "mu", mu)
+
+    def correct(self, g, y, here):
+        return g + self.mu * y
+
+
+class Nearer(FedProx):
+    """It changes one of ours."""
+
+    name: ClassVar[str] = "nearer"
+
+    def correct(self, g, y, here):
+        return super().correct(g, y, here) * (2 if self.mu > 0.2 else 1)
+
+
 @pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
-def test_a_method_that_wants_its_numbers_as_numbers(engine, programs):
-    """It is compiled for each of them, and right."""
+@pytest.mark.parametrize("kind", [Derived, Cached, Asking, Bare, Nearer])
+def test_somebody_elses_method_is_what_it_is(kind, engine, programs):
+    """One value after the other on one task, on which ours would share what was traced."""
+    setting = small_setting(**HARD)
+    for mu in (0.1, 0.5, 0.1):
+        loop, _ = run_rounds(twin(setting), kind(mu=mu), Loop(), 2)
+        made, _ = run_rounds(twin(setting), kind(mu=mu), engine(anywhere=True), 2)
+        torch.testing.assert_close(made.w, loop.w, rtol=0, atol=1e-10)
 
-    @dataclass(frozen=True, kw_only=True)
-    class Clipped(Method):
-        name: ClassVar[str] = "clipped"
-        most: float = 0.01
-        push: float = 0.0
 
-        def correct(self, g, y, here):
-            if self.push > 0:
-                return g + self.push * y
-            return torch.clamp(g, -0.01, self.most)  # which takes two numbers or two tensors
+@pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [
+        ("fedprox", "mu", (0.1, 0.0, 2.0)),
+        ("fedcm", "alpha", (0.1, 1.0, 0.5)),
+        ("feddyn", "alpha", (0.1, 0.5)),
+        ("feddc", "alpha", (0.01, 0.5)),
+        ("fedspeed", "rho", (0.1, 0.0, 0.3)),
+        ("moon", "mu", (1.0, 0.0, 5.0)),
+        ("moon", "tau", (0.5, 2.0)),
+        ("fedbr", "mu", (0.5, 0.0)),
+        ("fedalign", "mu", (0.1, 0.0, 0.2)),
+    ],
+)
+def test_every_value_has_its_own_numbers(name, key, values, engine, programs):
+    """On one task, whether a step can read them or is compiled for each."""
+    setting = setting_for(methods.create(name), **HARD)
+    for value in values:
+        method = methods.create(name, **{key: value})
+        loop, _ = run_rounds(twin(setting), method, Loop(), 2)
+        made, _ = run_rounds(twin(setting), method, engine(anywhere=True), 2)
+        torch.testing.assert_close(made.w, loop.w, rtol=0, atol=1e-10)
 
-    def run(**hyper):
-        compare_with_loop(Clipped(**hyper), engine(anywhere=True), HARD, rounds=2)
-        return len(programs)
 
-    counts = [run(most=0.01), run(most=0.02), run(most=0.02), run(push=0.1), run(push=0.2)]
-    assert counts[1] == counts[2]
-    assert sorted(set(counts)) == [counts[0], counts[1], counts[3], counts[4]]
+@pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
+def test_other_samples_are_traced_anew(engine, programs):
+    """Where a task is changed after a run, or a copy of it."""
+    method, setting = methods.create("fedavg"), small_setting(validation=0.2, seed=3)
+    for change in range(3):
+        if change == 1:
+            setting.task.x = 255 - setting.task.x
+        if change == 2:
+            task = pickle.loads(pickle.dumps(setting.task))
+            task.y = (task.y + 1) % 3
+            setting = dataclasses.replace(setting, federation=dataclasses.replace(setting.federation, task=task))
+        loop, _ = run_rounds(setting, method, Loop(), 2)
+        made, _ = run_rounds(setting, method, engine(anywhere=True), 2)
+        torch.testing.assert_close(made.w, loop.w, rtol=0, atol=1e-10)
+
+
+def test_a_trace_that_fails_for_want_of_memory_is_tried_again(programs, monkeypatch):
+    tries = []
+
+    def full_at_first(*args, **kwargs):
+        tries.append(1)
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make_fx(*args, **kwargs)
+
+    monkeypatch.setattr(compiling, "make_fx", full_at_first)
+    traces, calls = {}, []
+    compiled = compiling.Compiled(lambda x: x + 1, lambda x: calls.append(1) or x + 1, traces=traces)
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled(torch.ones(2))
+    assert traces == {}
+    assert compiled(torch.ones(2)).tolist() == [2, 2]
+    assert not calls
+
+
+def test_what_cannot_be_traced_once_is_not_tried_twice(programs):
+    """The other function takes its place, and is the run's own: it may have numbers of its own."""
+    traces, calls = {}, []
+
+    def made(number):
+        def looking(x):
+            calls.append(number)
+            return x * number if x.sum() > 0 else x
+
+        return compiling.Compiled(looking, lambda x: x * number, traces=traces)
+
+    assert [made(n)(torch.ones(2)).tolist() for n in (2, 3)] == [[2, 2], [3, 3]]
+    assert calls == [2]
 
 
 @LAYOUTS

@@ -101,6 +101,9 @@ def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
     assert ", 60 of the paper's 800 rounds, seed 0" in shorter.grid_words
     assert (shorter.short, shorter.slug) == ("", "paper")  # the grid is not the result
     assert Question("cifar100", "paper", rounds=100, grid_rounds=60).short == "100 of the paper's 800 rounds"
+    longer = Question("digits", "small", grid_rounds=400)
+    assert "of the paper's 400 rounds" not in longer.grid_words
+    assert longer.short == "60 of the paper's 400 rounds"
     several = Question("digits", "tiny", grid_seeds=(3, 4))
     assert {line.seeds for line in plan.grid(several)} == {(3, 4)}
     assert "seed 3, 4" in several.grid_words

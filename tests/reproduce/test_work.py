@@ -60,6 +60,22 @@ def test_a_grid_and_then_the_table_with_its_winners(done):
     assert "shortened: 2 of the paper's 400 rounds" in (place.results / "results.md").read_text()
 
 
+def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
+    """And what was found by which grid is told."""
+    place = work.Place(tmp_path, tmp_path / "results")
+    changes = {"alphas": (0.2,), "seeds": (0,), "rounds": 2, "rows": ("feddpc", "fedavg")}
+    first = Question("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
+    work.carry_out(first, ("table2",), place, work.Labour(), grid=True)
+    then = Question("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
+    report = work.carry_out(then, ("table2",), place, work.Labour(), grid=True)
+    rows = [(row.line.config.method, row.line.config.lr, row.line.config.rounds) for row in report.study.part("grid")]
+    assert sorted(rows) == [("fedavg", 0.1, 1), ("fedavg", 0.3, 1), ("feddpc", 0.1, 2)]
+    told = Tuned.read(place.base / "tuned.json").source
+    assert told == f"{then.grid_words}; for others, {first.grid_words}"
+    work.carry_out(then, ("table2",), place, work.Labour(), grid=True)
+    assert Tuned.read(place.base / "tuned.json").source == told
+
+
 def test_nothing_is_run_twice(done):
     question, place, report = done
     before = folders(place)

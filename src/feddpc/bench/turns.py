@@ -184,9 +184,6 @@ def measure(
     for precision in wanted or [Config.precision]:
         entrants += [settings.entrant(engine, name, precision) for name in names for engine in engines or ENGINES]
     _warm(entrants, tell)
-    if plain := [e for e in entrants if e.way == "eager" and not e.error]:
-        quicker = min(plain, key=lambda e: e.last)
-        entrants.sort(key=lambda e: e is not quicker)  # the others stay in their order
     fit = [e for e in entrants if not e.error and e.way != "eager"]
     others = [p for p in precisions()[1:] if p != "float64"]
     if wanted is None and fit and settings.device != "cpu":
@@ -195,6 +192,9 @@ def measure(
         _warm(more, tell)
         entrants += more
     _take_turns([e for e in entrants if not e.error], rounds, tell)
+    if plain := [e for e in entrants if e.way == "eager" and not e.error and e.whole]:
+        quicker = min(plain, key=lambda e: statistics.median(e.whole))
+        entrants.sort(key=lambda e: e is not quicker)  # the others stay in their order
     base = next((e for e in entrants if not e.error), entrants[0])
     config = settings[Config.precision].config
     return {

@@ -72,11 +72,13 @@ CAPTURING = threading.Lock()
 def capturing() -> Iterator[None]:
     """Keep others out, the garbage collector too: an old graph that it frees would break the capture of a new one."""
     with CAPTURING:
+        collects = gc.isenabled()
         gc.disable()
         try:
             yield
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
 
 
 @cache

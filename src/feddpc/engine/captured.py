@@ -125,9 +125,8 @@ class Captured(Engine):
         if not graphs:
             return
         with capturing():
-            for each in graphs.values():
-                each.release()
-            graphs.clear()
+            while graphs:
+                graphs.popitem()[1].release()
 
     def _session(self, *about: Any) -> Session | None:
         """Capture; if memory does not suffice, once more after all garbage was cleared away, then None."""

@@ -111,6 +111,8 @@ class Compiled:
         if key not in self.traces:
             try:
                 self.traces[key] = _trace(self.function, *given)
+            except torch.OutOfMemoryError:
+                raise
             except (RuntimeError, TypeError, ValueError):
                 if self.otherwise is None:
                     raise

@@ -47,6 +47,8 @@ class Probing:
 
     def release(self) -> None:
         """Let go of everything."""
+        if self.w.is_cuda:
+            torch.cuda.synchronize(self.w.device)
         vars(self).clear()
 
     def _load(self, w: Tensor, plan: Plan) -> None:

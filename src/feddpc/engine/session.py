@@ -171,7 +171,8 @@ class Session:
         if not self.compiles:
             return lambda w: task.score(w, self.test_batch)
         judge = task.transformable(stacked=False, together=True)
-        judged = Compiled(judge.judged, traces=task.traces.setdefault(("judged", judge.test_scaled), {}))
+        traces = task.traces_of("judged", judge.test_scaled, given=("x_test", "y_test"))
+        judged = Compiled(judge.judged, traces=traces)
         return lambda w: judge.score(w, self.test_batch, judged)
 
     def _do_start(self) -> None:
@@ -287,7 +288,7 @@ class Session:
             return None
         progress.w, progress.server = self.w, dict(self.server)
         steps = int(plan.steps.sum())
-        tally.add(self.gradients * steps, self.passes * steps)
+        tally.gradients, tally.passes = was.gradients + self.gradients * steps, was.passes + self.passes * steps
         if self.new_own or self.new_slots:
             back = placed(np.argsort(order), self.device)
         scored = _shares(rest, self.federation.task) if self._scores else (math.nan, 0.0)

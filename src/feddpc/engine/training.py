@@ -33,17 +33,20 @@ class Training(ABC):
     def _made(self, step: Callable[..., None]) -> Callable[..., None]:
         """Return ``step``, which wants a method first, as a function of its other arguments.
 
-        What is compiled reads the method's numbers, and so serves all their values, unless it asks what they are.
+        What is compiled reads the method's numbers, and so serves all their values, unless it asks what they are. A
+        method of somebody else is compiled as it is: nobody knows what it makes of its numbers, and when.
         """
         method, task = self.session.method, self.session.task
         if not self.compiles:
             return partial(step, method)
-        kind, numbers = step_of(method)
+        if (common := step_of(method)) is None:
+            return Compiled(partial(step, method))
+        kind, numbers = common
         there = {k: torch.tensor(v, dtype=torch.float64, device=self.session.device) for k, v in numbers.items()}
         program = Compiled(
             lambda hyper, *args: step(reading(method, hyper), *args),
             lambda _, *args: step(method, *args),
-            traces=task.traces.setdefault((type(self), kind), {}),
+            traces=task.traces_of(type(self), kind),
         )
         return partial(program, there)
 
@@ -198,8 +201,10 @@ class Lanes(Training):
         k += 1
 
 
-def step_of(method: Method) -> tuple[object, dict[str, float]]:
+def step_of(method: Method) -> tuple[object, dict[str, float]] | None:
     """Return what methods have in common that make the same local step, and the numbers in which it may differ.
+
+    None for a method with a step of its own that is not one of this library's, which are what their fields say.
 
     >>> from feddpc import methods
     >>> step_of(methods.create("feddpc")) == step_of(methods.create("fedavg"))  # the plain step
@@ -209,6 +214,8 @@ def step_of(method: Method) -> tuple[object, dict[str, float]]:
     """
     if not any(overrides(method, hook) for hook in ("step", "objective", "correct")):
         return Method, {}
+    if not type(method).__module__.startswith("feddpc.methods."):
+        return None
     hyper = method.hyper()
     numbers = {k: v for k, v in hyper.items() if isinstance(v, float)}
     return (type(method), repr({k: v for k, v in hyper.items() if k not in numbers})), numbers

@@ -52,8 +52,9 @@ class FedDPC(Method):
 
     Robust rules judge v_j, which is what is averaged, not what was sent.
 
-    Departures: the guard and the largest factor, which the paper lacks; one clean-up projection of the mean, which
-    removes rounding only. Sums run in float64, but for long float32 vectors on a CPU, see ``algebra.py``.
+    Departures: the guard and the largest factor, which the paper lacks; one clean-up projection of the mean
+    where it could do more than rounding. Sums run in float64, but for long float32 vectors on a CPU, see
+    ``algebra.py``.
 
     Confidence: paper; there is no public code.
 

@@ -87,9 +87,10 @@ class Question:
     def _cut(self, rounds: int | None) -> str:
         """Say what is cut if there are so many rounds, or those of the scale."""
         cut, whole = presets.scales(self.data)[self.scale].short, presets.PRESETS[self.data](scale="paper").rounds
-        if rounds is None or rounds == whole:
+        if rounds is None:
             return cut
-        return ",".join([f"{rounds} of the paper's {whole} rounds", *cut.split(",")[1:]])
+        fewer = [] if rounds == whole else [f"{rounds} of the paper's {whole} rounds"]
+        return ",".join([*fewer, *cut.split(",")[1:]]).strip()
 
     @property
     def slug(self) -> str:

@@ -128,8 +128,17 @@ class Study:
 
 
 def joined(first: Study, then: Study) -> Study:
-    """Return the rows of two studies of the same thing; where both have a row, that of ``then``."""
-    rows = {(row.line.part, row.line.alpha, row.line.name): row for row in (*first.rows, *then.rows)}
+    """Return the rows of two studies of the same thing; where both have a row, that of ``then``.
+
+    A grid of other rounds takes the place of an earlier one: its settings cannot be compared with those.
+    """
+    lengths = {(row.line.alpha, row.line.config.method): row.line.config.rounds for row in then.part("grid")}
+    rows = {
+        (row.line.part, row.line.alpha, row.line.name): row
+        for row in (*first.rows, *then.rows)
+        if row.line.part != "grid"
+        or lengths.get((row.line.alpha, row.line.config.method), row.line.config.rounds) == row.line.config.rounds
+    }
     origin = first.origin | then.origin
     if "machine" in first.origin and "machine" in then.origin:
         before = first.origin["machine"]

@@ -85,11 +85,15 @@ def keep_winners(question: Question, rows: Sequence[Row], place: Place) -> Tuned
     path = place.base / "tuned.json"
     before = Tuned.read(path) if path.is_file() else Tuned("")
     settings = {alpha: dict(chosen) for alpha, chosen in before.settings.items()}
+    source, older = question.grid_words, {(alpha, name) for alpha, chosen in settings.items() for name in chosen}
+    older -= {(alpha, name) for alpha in question.alphas for name in question.rows}
+    if older:  # of other methods or alphas
+        source = before.source if before.source.startswith(source) else f"{source}; for others, {before.source}"
     for alpha in question.alphas:
         mine = [row for row in rows if row.line.alpha == alpha]
         chosen = {name: {by: setting_of(row) for by, row in found.items()} for name, found in winners(mine).items()}
         settings[alpha] = settings.get(alpha, {}) | chosen
-    tuned = Tuned(question.grid_words, settings)
+    tuned = Tuned(source, settings)
     tuned.write(path)
     return tuned
 

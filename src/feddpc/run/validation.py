@@ -59,6 +59,7 @@ def judge(task: Classification, data: Dataset, held: Ids) -> Judge | None:
     if not len(held):
         return None
     twin = copy.copy(task)
+    twin.traces = task.traces  # it judges other samples, which are given to what is traced
     x, twin.y_test = (t.to(task.device) for t in tensors(data.x_train[held], data.y_train[held]))
     twin.test_scaled = x.numel() * task.scaler.dtype.itemsize <= task.resident_bytes
     twin.x_test = task.inputs(x) if twin.test_scaled else x

@@ -146,6 +146,7 @@ def _engine(place: Path, setting: Setting) -> str:
         method, _ = make_method(config)
         engine: Engine
         engine, seconds = choose_engine("auto", specialise(setting, method), method)
+        engine.release()
         if known is None:
             about = {"engine": engine.name, "seconds": seconds, "world": json.loads(worlds.world(shared))}
             replace_text(note, json.dumps(about, indent=1) + "\n")
