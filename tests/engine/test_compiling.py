@@ -166,32 +166,29 @@ def test_runs_on_one_task_share_what_was_traced(engine, programs, monkeypatch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Derived(Method):
-    """What is made of its number is there before a step is."""
+class Halved(Method):
+    """It uses what it made of its number."""
 
-    name: ClassVar[str] = "derived"
     mu: float = 0.1
-
-    def __post_init__(self):
-        object.__setattr__(self, "half", self.mu / 2)
 
     def correct(self, g, y, here):
         return g + self.half * y
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cached(Method):
-    """What is made of its number is made once."""
+class Derived(Halved):
+    """That is there before a step is."""
 
-    name: ClassVar[str] = "cached"
-    mu: float = 0.1
+    def __post_init__(self):
+        object.__setattr__(self, "half", self.mu / 2)
+
+
+class Cached(Halved):
+    """That is made once."""
 
     @functools.cached_property
     def half(self):
         return self.mu / 2
-
-    def correct(self, g, y, here):
-        return g + self.half * y
 
 
 @dataclass(frozen=True, kw_only=True)

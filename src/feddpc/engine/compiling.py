@@ -104,10 +104,10 @@ class Compiled:
         leaves, spec = tree_flatten(args)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         kinds = tuple(_kind(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
-        program, out_spec = self._program((str(spec), kinds, _fast()), leaves, spec, tensors)
+        program, out_spec = self._find((str(spec), kinds, _fast()), leaves, spec, tensors)
         return tree_unflatten(program(*tensors), out_spec)
 
-    def _program(self, key: Any, *given: Any) -> Program:
+    def _find(self, key: Any, *given: Any) -> Program:
         if key not in self.traces:
             try:
                 self.traces[key] = _trace(self.function, *given)

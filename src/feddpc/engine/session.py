@@ -288,7 +288,8 @@ class Session:
             return None
         progress.w, progress.server = self.w, dict(self.server)
         steps = int(plan.steps.sum())
-        tally.gradients, tally.passes = was.gradients + self.gradients * steps, was.passes + self.passes * steps
+        tally.gradients += self.gradients * steps
+        tally.passes += self.passes * steps
         if self.new_own or self.new_slots:
             back = placed(np.argsort(order), self.device)
         scored = _shares(rest, self.federation.task) if self._scores else (math.nan, 0.0)
