@@ -136,6 +136,17 @@ def test_the_size_of_the_papers_models(data, d):
     assert costs.parameters(data, "paper") == d
 
 
+@pytest.mark.parametrize(
+    ("best", "rounds", "begun", "early"),
+    [(0.39, 4, False, True), (0.41, 4, True, True), (0.39, 9, True, False)],  # digits: guessing gives a tenth
+)
+def test_a_short_grid_says_what_it_cannot_tell(best, rounds, begun, early):
+    rows = [row("grid", "feddpc", [best], rounds=rounds), row("table2", "feddpc", [0.9], rounds=9)]
+    notes = " ".join(tables.grid(Study("digits", "tiny", "", rows), 0.2).notes)
+    assert ("The table has runs of 9 rounds: a setting that is best early" in notes) == early
+    assert ("Less than 4 times what guessing gives (10.00 %): FedDPC." in notes) == (not begun)
+
+
 def test_the_grids_table_shows_both_choices():
     rows = []
     for lr, test, validation in ((1.0, 0.9, 0.3), (0.1, 0.6, 0.8)):

@@ -64,6 +64,8 @@ def test_the_file_gives_back_what_was_written(tmp_path):
     assert both.settings[0.6] == shipped.settings[0.6]
     assert both.source == f"somewhere; where that has none, {shipped.source}"
     assert known("tiny-imagenet", tmp_path) == Tuned("somewhere", settings)
+    Tuned(shipped.source, settings).write(tmp_path / "tuned.json")
+    assert known("digits", tmp_path).source == shipped.source  # the same grid in both is named once
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"source": "", "settings": {"a": {}}}', "nonsense"])

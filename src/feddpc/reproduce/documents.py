@@ -103,11 +103,15 @@ def _spent(study: Study) -> str:
     text = f"{len(runs)} runs with {rounds:,} rounds took {time}{more}."
     if study.data not in paper.SECONDS:
         return text
-    rounds = PRESETS[study.data](scale="paper").rounds
-    theirs = len(paper.ALPHAS) * rounds * sum(paper.SECONDS[study.data].values())
-    cells = len(paper.ALPHAS) * len(paper.METHODS)
-    whole = f"{cells * rounds:,} rounds of the paper's {cells} cells"
-    return f"{text} The {whole} take {_long(theirs)} at its seconds a round."
+    cells, rounds, theirs = _papers(study.data)
+    return f"{text} The {rounds:,} rounds of the paper's {cells} cells take {_long(theirs)} at its seconds a round."
+
+
+def _papers(data: str) -> tuple[int, int, float]:
+    """Return the cells of Table 2 for a data set, their rounds, and the seconds of these on the paper's machine."""
+    each, seconds = PRESETS[data](scale="paper").rounds, paper.SECONDS[data].values()
+    cells = len(paper.ALPHAS) * len(seconds)
+    return cells, cells * each, len(paper.ALPHAS) * each * sum(seconds)
 
 
 def _long(seconds: float) -> str:
@@ -126,7 +130,24 @@ def _summary(studies: Sequence[Study]) -> str:
         verdicts = [f.verdict for f in findings(study) if f.line is not None]
         counts = [str(verdicts.count(v)) for v in ("holds", "does not hold", "cannot be told")]
         lines.append(f"| {study.title} | {' | '.join(counts)} |")
-    return "\n".join([*lines, "", *(line for study in studies for line in _orders(study))])
+    return "\n".join([*lines, "", *(line for study in studies for line in _orders(study)), *_together(studies)])
+
+
+def _together(studies: Sequence[Study]) -> list[str]:
+    """Say how long all runs on the paper's data took, beside the paper's: a line, if that is known."""
+    timed = [study for study in studies if study.origin.get("spent") and study.data in paper.SECONDS]
+    if not timed:
+        return []
+    runs = sum(len(all_runs(study.rows)) for study in timed)
+    titles = [paper.TITLES[study.data] + (f" ({study.short})" if study.short else "") for study in timed]
+    devices = sorted({str(study.origin.get("machine", {}).get("device", "unknown")) for study in timed})
+    theirs = [_papers(data) for data in dict.fromkeys(study.data for study in timed)]
+    return [
+        f"* Time: {runs} runs on {', '.join(titles)} took {_long(sum(study.origin['spent'] for study in timed))} in all, "
+        f"grids and controls included (device: {', '.join(devices)}); the rounds of the paper's "
+        f"{sum(cells for cells, _, _ in theirs)} cells take {_long(sum(seconds for _, _, seconds in theirs))} at its "
+        "seconds a round on a Tesla V100, without its grid."
+    ]
 
 
 def _orders(study: Study) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from feddpc.data.specs import spec
 from feddpc.report.groups import show
 from feddpc.report.tables import percent
 from feddpc.reproduce import paper
@@ -17,6 +18,8 @@ from feddpc.reproduce.verdicts import Finding
 #: Ours and the paper's side by side, and ours alone.
 _BESIDE = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
 _ALONE = ("best %", "95 % interval", "round", "last 10 %", "s/round")
+#: The accuracy, in multiples of what guessing gives, below which a grid has hardly begun to tell settings apart.
+_BEGUN = 4
 _TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
 
 
@@ -118,7 +121,8 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
 def grid(study: Study, alpha: float) -> Sheet:
     """Return the winners of the grid: chosen on the test set, as the paper did, and on held-out samples."""
     rows, cells = study.part("grid", alpha), []
-    for name, chosen in winners(rows).items():
+    chosen_by_name = winners(rows)
+    for name, chosen in chosen_by_name.items():
         tried = [row for row in rows if base_name(row) == name]
         line = [label(name), str(sum(not row.missing for row in tried)), str(sum(bool(row.diverged) for row in tried))]
         for select, measure in (("test", "best"), ("validation", "validated")):
@@ -137,9 +141,26 @@ def grid(study: Study, alpha: float) -> Sheet:
         f"Grid, {study.title}, alpha {alpha:g}",
         ("method", "settings", "diverged", "best on test", "test %", "best on validation", "test % there"),
         cells,
-        [note, *_gaps([row for row in rows if row.missing])],
+        [note, *_cautions(study, alpha, chosen_by_name), *_gaps([row for row in rows if row.missing])],
         wordy=frozenset({"best on test", "best on validation"}),
     )
+
+
+def _cautions(study: Study, alpha: float, chosen: Mapping[str, Mapping[str, Row]]) -> list[str]:
+    """Say what a grid of few rounds cannot tell."""
+    whole = max((row.line.config.rounds for row in study.part("table2", alpha)), default=0)
+    if all(row.line.config.rounds >= whole for row in study.part("grid", alpha)):
+        return []
+    notes = [f"The table has runs of {whole} rounds: a setting that is best early need not be the best then."]
+    guessing = 1 / spec(study.data).classes
+    best = {name: by["test"].about("best") for name, by in chosen.items() if "test" in by}
+    dull = [label(name) for name, about in best.items() if about and about.mean < _BEGUN * guessing]
+    if dull:
+        notes.append(
+            f"Less than {_BEGUN} times what guessing gives ({percent(guessing)} %): {', '.join(dull)}. So early a grid "
+            "can hardly tell rates apart, and the table may be far from what these methods can do."
+        )
+    return notes
 
 
 def findings(found: Sequence[Finding], title: str) -> Sheet:

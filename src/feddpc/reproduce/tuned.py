@@ -75,7 +75,8 @@ def known(data: str, folder: Path) -> Tuned:
     for tuned in reversed(found):
         for alpha, rows in tuned.settings.items():
             settings[alpha] = settings.get(alpha, {}) | rows
-    return Tuned("; where that has none, ".join(tuned.source for tuned in found), settings)
+    sources = dict.fromkeys(tuned.source for tuned in found)  # the same grid may be in both
+    return Tuned("; where that has none, ".join(sources), settings)
 
 
 def winners(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
