@@ -36,6 +36,28 @@ def feddpc(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.parametrize(
+    ("wanted", "at_once"),
+    [
+        ([], 4),
+        (["--data", "cifar10"], 4),
+        (["--data", "cifar100"], 1),  # whose model is ResNet18 if none is named
+        (["--data", "cifar100", "--model", "lenet5"], 4),
+        (["--model", "resnet18"], 1),
+        (["--grid", "model=mlp,resnet18"], 1),
+        (["--grid", "model=mlp,cnn"], 4),
+        (["--model", "resnet18", "--at-once", "3"], 3),
+    ],
+)
+def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_once):
+    monkeypatch.setattr("feddpc.run.experiment.resolve_device", lambda _: "cuda")
+    seen = []
+    monkeypatch.setattr("feddpc.sweep.tune", lambda plan, out, workers, **_: seen.append(workers.at_once) or [])
+    given = wanted if "--grid" in wanted else [*wanted, "--grid", "lr=0.1"]
+    feddpc("sweep", *given, "-q", "--out", "S", code=1)  # nothing was run, so nothing can be chosen
+    assert seen == [at_once]
+
+
 def rows(text):
     """Method, way of choosing and setting of every line of the table."""
     return re.findall(r"^(\w+) +(validation|test) +((?:\w+=\S+ ?)+|as it is|nothing can be chosen)", text, re.M)

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from feddpc.reproduce import paper
+from feddpc.reproduce import documents, paper
 from feddpc.reproduce.claims import POORLY, findings, rounds_to
 from feddpc.reproduce.study import Study
-from feddpc.reproduce.verdicts import above, judge, show_p
+from feddpc.reproduce.verdicts import above, contests, judge, show_p, standing
 from made_up import PAPERS_ORDER, row, table2
 
 
@@ -159,6 +159,23 @@ def test_several_comparisons_of_one_claim_are_corrected():
     assert above("x", "", ours, rivals[:1]).verdict == "holds"
     assert above("x", "", ours, rivals).verdict == "cannot be told"
     assert judge([]) == "cannot be told"
+
+
+def test_where_ours_stands_is_said_only_where_seeds_decide():
+    ours = row("table2", "feddpc", [0.50, 0.52, 0.51], text="FedDPC")
+    rivals = [
+        row("table2", "fedprox", [0.40, 0.421, 0.409], text="FedProx"),
+        row("table2", "fedcm", [0.60, 0.621, 0.609], text="FedCM"),
+        row("table2", "fedga", [0.30, 0.70, 0.53], text="FedGA"),
+        row("table2", "fedexp", [0.10], text="FedExP"),  # one seed in common decides nothing
+    ]
+    places = {"above": ["FedProx"], "below": ["FedCM"], "not to be told from": ["FedGA", "FedExP"]}
+    assert standing(contests(ours, rivals, "best")) == places
+    told = documents.render([Study("digits", "tiny", "short", [ours, *rivals])], "images")
+    assert "Decided: FedDPC is above FedProx; below FedCM; not to be told from FedGA / FedExP." in told
+    alone = row("table2", "feddpc", [0.5], text="FedDPC")
+    told = documents.render([Study("digits", "tiny", "short", [alone, *rivals])], "images")
+    assert "One seed: nothing is decided." in told
 
 
 def test_p_values_are_never_shown_as_zero():

@@ -24,6 +24,16 @@ def test_tables_and_findings_are_the_same_from_the_file(study, tmp_path):
     assert findings(back) == findings(study)
 
 
+def test_seconds_a_round_are_those_without_the_first(tmp_path):
+    config = presets.digits(scale="tiny", rounds=3)
+    run = stored(config, [0.1, 0.2, 0.3])
+    run.records[0]["seconds"] = 60.0  # compiled in it
+    rows = [Row(Line("table2", 0.2, "feddpc", "FedDPC", config, (0,)), {0: run})]
+    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    (back,) = records.read(tmp_path / "r.json").rows
+    assert back.scores[0].seconds == rows[0].scores[0].seconds == 0.5
+
+
 def test_writing_again_changes_nothing(study, tmp_path):
     records.write(study, tmp_path / "r.json")
     assert records.dumps(records.read(tmp_path / "r.json")) == (tmp_path / "r.json").read_text()

@@ -129,7 +129,8 @@ AtOnce = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Runs at a time in one process, for a GPU that small models leave idle. [default: 4 there, else 1]",
+        help="Runs at a time in one process, for a GPU that small models leave idle. [default: 4 of these there, else "
+        "1]",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -245,8 +246,14 @@ def seed_numbers(flag: str | None, filed: Any) -> list[int] | None:
     return [int(n) for n in seeds]
 
 
-def usual_at_once(device: str | None) -> int:
-    """Return how many runs share a process if nobody says: a GPU has room for several, a CPU has not."""
+def usual_at_once(device: str | None, data: str, model: str) -> int:
+    """Return how many runs share a process if nobody says: a GPU has room for several small models, a CPU has not."""
+    from feddpc import models
+    from feddpc.data.specs import SPECS
     from feddpc.run.experiment import resolve_device
 
-    return 4 if resolve_device(device or "auto").startswith("cuda") else 1
+    if not resolve_device(device or "auto").startswith("cuda"):
+        return 1
+    if model == "auto" and data in SPECS:
+        model = models.default_for(classes=SPECS[data].classes, size=SPECS[data].shape[0])
+    return 1 if model in models.LARGE else 4

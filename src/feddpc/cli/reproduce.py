@@ -124,6 +124,7 @@ def reproduce(
     from rich.console import Console
 
     from feddpc.cli.display import Many
+    from feddpc.presets import PRESETS
     from feddpc.reproduce import work
     from feddpc.reproduce.question import Question, data_of
     from feddpc.run.runner import Stop
@@ -156,9 +157,8 @@ def reproduce(
         for question in questions if target != "table1" else ():
             place = work.Place.of(out, question)
             with Many(Console(stderr=True), question.data, quiet=report_only or not speak) as progress:
-                labour = work.Labour(
-                    report_only, _crew(question.data, processes, at_once or flags.usual_at_once(device)), progress, stop
-                )
+                beside = at_once or flags.usual_at_once(device, question.data, PRESETS[question.data]().model)
+                labour = work.Labour(report_only, _crew(question.data, processes, beside), progress, stop)
                 reports.append(work.carry_out(question, wanted[question.data], place, labour, grid=grid))
             if speak:
                 reproduced.show(reports[-1])

@@ -125,7 +125,7 @@ def sweep(
     given = flags.given(locals()) | ({} if validation is None else {"validation": validation})
     vary = {"grid": grid, "random": random, "trials": trials, "sampler": sampler, "seed": search_seed}
     plan = _plan(out, methods, seeds, given, flags.table(config), set_, vary, select)
-    workers, stop = _workers(processes, ray, ray_gpus, at_once or flags.usual_at_once(device)), Stop()
+    workers, stop = _workers(processes, ray, ray_gpus, at_once or _usual_at_once(plan, device)), Stop()
     console = Console(stderr=as_json, soft_wrap=True)
     if not quiet:
         _announce(plan, out, console)
@@ -214,6 +214,18 @@ def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) 
     if ray is not None:
         return RayWorkers(ray, gpus=gpus, at_once=at_once)
     return InProcess(at_once=at_once) if processes is None else Processes(processes, at_once=at_once)
+
+
+def _usual_at_once(plan: Plan, device: str | None) -> int:
+    """Return how many runs share a process if nobody says; one, if some of the models may be large."""
+    from feddpc.run.config import Config
+    from feddpc.sweep.ranges import Choice
+
+    def all_of(key: str) -> list[Any]:
+        axis = plan.space.axes.get(key)
+        return list(axis.values) if isinstance(axis, Choice) else [plan.wishes.values.get(key, getattr(Config, key))]
+
+    return min(flags.usual_at_once(device, d, m) for d in all_of("data") for m in all_of("model"))
 
 
 def _announce(plan: Plan, out: Path, console: Any) -> None:

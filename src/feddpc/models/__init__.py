@@ -21,6 +21,7 @@ from feddpc.models.small import MLP, SmallCNN
 from feddpc.options import Menu, whole
 
 __all__ = [
+    "LARGE",
     "MLP",
     "LeNet5",
     "ResNet18",
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 _MENU: Menu[nn.Module] = Menu("model", {"lenet5": LeNet5, "resnet18": ResNet18, "cnn": SmallCNN, "mlp": MLP})
+
+#: Models of which one run keeps a large GPU busy: several at once gain nothing, and want their memory all the same.
+LARGE = frozenset({"resnet18"})
 
 
 def names() -> list[str]:

@@ -15,6 +15,7 @@ from feddpc.reproduce.comparisons import comparisons
 from feddpc.reproduce.question import label
 from feddpc.reproduce.sheet import Sheet
 from feddpc.reproduce.study import Study, all_runs
+from feddpc.reproduce.verdicts import contests, standing
 from feddpc.run.files import explained, replace_file, replace_text
 
 #: The parts that have runs, in the order in which they are shown.
@@ -142,11 +143,12 @@ def _together(studies: Sequence[Study]) -> list[str]:
     titles = [paper.TITLES[study.data] + (f" ({study.short})" if study.short else "") for study in timed]
     devices = sorted({str(study.origin.get("machine", {}).get("device", "unknown")) for study in timed})
     theirs = [_papers(data) for data in dict.fromkeys(study.data for study in timed)]
+    ours = _long(sum(study.origin["spent"] for study in timed))
+    cells, reported = sum(cells for cells, _, _ in theirs), _long(sum(seconds for _, _, seconds in theirs))
     return [
-        f"* Time: {runs} runs on {', '.join(titles)} took {_long(sum(study.origin['spent'] for study in timed))} in all, "
-        f"grids and controls included (device: {', '.join(devices)}); the rounds of the paper's "
-        f"{sum(cells for cells, _, _ in theirs)} cells take {_long(sum(seconds for _, _, seconds in theirs))} at its "
-        "seconds a round on a Tesla V100, without its grid."
+        f"* Time: {runs} runs on {', '.join(titles)} took {ours} in all, grids and controls included (device: "
+        f"{', '.join(devices)}); the rounds of the paper's {cells} cells take {reported} at its seconds a round on a "
+        "Tesla V100, without its grid."
     ]
 
 
@@ -161,8 +163,21 @@ def _orders(study: Study) -> list[str]:
             for column in (ours, theirs)
         )
         whose = "the paper" if study.data == study.paper_data else f"the paper on {paper.TITLES[study.paper_data]}"
-        lines.append(f"* {study.title}, alpha {alpha:g}: {mine}; {whose}: {other}.")
+        lines.append(f"* {study.title}, alpha {alpha:g}: {mine}; {whose}: {other}. {_decided(study, alpha)}".rstrip())
     return lines
+
+
+def _decided(study: Study, alpha: float) -> str:
+    """Say in words above which rows FedDPC is, and below which, as far as its seeds can tell."""
+    ours = study.find("table2", alpha, "feddpc")
+    rivals = [row for row in study.part("table2", alpha) if row is not ours]
+    if ours is None or not rivals:
+        return ""
+    if len(ours.scores) < 2:
+        return "One seed: nothing is decided."
+    places = standing(contests(ours, rivals, "best"))
+    words = [f"{place} {' / '.join(names)}" for place, names in places.items() if names]
+    return f"Decided: FedDPC is {'; '.join(words)}." if words else ""
 
 
 def _slim(picture: Path) -> None:

@@ -21,7 +21,7 @@ from feddpc.report.groups import status
 from feddpc.reproduce.study import Line, Row, Study, joined
 from feddpc.run.config import Config
 from feddpc.run.files import replace_text
-from feddpc.run.record import StoredRun, read_json
+from feddpc.run.record import StoredRun, read_json, seconds_per_round
 
 _ACCURACIES = ("test_accuracy", "validation_accuracy")
 _COLUMNS = (*_ACCURACIES, "train_loss", "mean_scale", "mean_cosine")
@@ -87,11 +87,10 @@ def _packed(run: StoredRun, keys: Sequence[str], tested: int) -> dict[str, Any]:
     if counts := _counts([record.get("test_accuracy") for record in run.records], tested):
         columns = {"correct": counts, **columns}
         del columns["test_accuracy"]
-    seconds = [record["seconds"] for record in run.records]
     return {
         "status": status(run),
         "rounds": len(run.records),
-        "seconds": _short("seconds", math.fsum(seconds) / len(seconds)) if seconds else None,
+        "seconds": _short("seconds", seconds_per_round(run.records)),
         **{key: getattr(run.config, key) for key in _WHERE},
         **{key: column for key, column in columns.items() if any(v is not None for v in column)},
     }

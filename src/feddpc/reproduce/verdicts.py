@@ -48,6 +48,20 @@ def judge(contests: Sequence[Contest]) -> Verdict:
     return "holds" if all(decided) else "cannot be told"
 
 
+def standing(asked: Sequence[Contest]) -> dict[str, list[str]]:
+    """Return above which rivals ours is, below which, and from which it cannot be told, decided as a claim is."""
+    places: dict[str, list[str]] = {"above": [], "below": [], "not to be told from": []}
+    for contest, p in zip(asked, _corrected(asked), strict=True):
+        place = "above" if contest.result.about.mean > 0 else "below"
+        places[place if p <= LEVEL else "not to be told from"].append(contest.rival)
+    return places
+
+
+def _corrected(asked: Sequence[Contest]) -> list[float]:
+    """Return the p-values of the t tests after Holm's correction; 1 where one seed allows no test."""
+    return holm([1.0 if c.result.t is None else c.result.t for c in asked])
+
+
 def contests(ours: Row, rivals: Sequence[Row], measure: str, margin: float = 0.0) -> list[Contest]:
     """Compare ``ours`` with each rival: above it by more than ``margin``; below it, for the loss."""
     found = []
@@ -76,9 +90,8 @@ def differences(asked: Sequence[Contest], measure: str) -> str:
     if not asked:
         return "no seed in common"
     factor, unit = (-1.0, "loss, against") if measure == "loss" else (100.0, "points over")
-    corrected = holm([1.0 if c.result.t is None else c.result.t for c in asked])
     words = []
-    for contest, p in zip(asked, corrected, strict=True):
+    for contest, p in zip(asked, _corrected(asked), strict=True):
         about = contest.result.about
         sure = "one seed"
         if about.low is not None and about.high is not None:

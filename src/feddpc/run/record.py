@@ -259,7 +259,6 @@ def summarise(config: Config, records: Sequence[dict[str, Any]], status: str, re
     scored = [r for r in records if r["test_accuracy"] is not None]
     best = max(scored, key=lambda r: r["test_accuracy"], default=None)
     last = [r["test_accuracy"] for r in scored[-10:]]
-    seconds = [r["seconds"] for r in records[1:] or records]  # in the first everything is made ready
     return {
         "status": status,
         "reason": reason,
@@ -271,10 +270,16 @@ def summarise(config: Config, records: Sequence[dict[str, Any]], status: str, re
         "best_round": best and best["round"],
         "final_accuracy": last[-1] if last else None,
         "last10_accuracy": float(np.mean(last)) if last else None,
-        "seconds_per_round": float(np.mean(seconds)) if seconds else None,
+        "seconds_per_round": seconds_per_round(records),
         **_validated(scored),
         **({"epsilon": records[-1]["epsilon"]} if config.privacy and records else {}),
     }
+
+
+def seconds_per_round(records: Sequence[dict[str, Any]]) -> float | None:
+    """Return the mean seconds of a round, but for the first, in which everything is made ready, if there are more."""
+    seconds = [r["seconds"] for r in records[1:] or records]
+    return float(np.mean(seconds)) if seconds else None
 
 
 def _validated(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
