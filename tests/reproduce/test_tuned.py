@@ -1,6 +1,7 @@
 """The choice of settings, and the file that keeps them."""
 
 import math
+import re
 
 import pytest
 
@@ -75,9 +76,10 @@ def test_a_broken_file_says_what_to_do(tmp_path, text):
         known("digits", tmp_path)
 
 
-def test_digits_come_with_settings_for_every_row(tmp_path):
-    tuned = known("digits", tmp_path)
-    assert "the paper's grid on digits" in tuned.source
+@pytest.mark.parametrize("data", ["digits", "cifar10", "cifar100"])
+def test_these_come_with_settings_for_every_row(tmp_path, data):
+    tuned = known(data, tmp_path)
+    assert re.search(rf"the paper's grid .*on {data},", tuned.source)
     for alpha in (0.2, 0.6):
         assert set(tuned.settings[alpha]) == set(ROWS)
         for chosen in tuned.settings[alpha].values():
