@@ -46,11 +46,14 @@ def feddpc(tmp_path, monkeypatch, capsys):
         (["--model", "resnet18"], 1),
         (["--grid", "model=mlp,resnet18"], 1),
         (["--grid", "model=mlp,cnn"], 4),
+        (["--grid", "model=[8],[16]"], 4),  # no model, which the runs will say
+        (["--data", "some/folder"], 1),  # who knows
         (["--model", "resnet18", "--at-once", "3"], 3),
+        (["--set", "device=cpu"], 1),
     ],
 )
 def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_once):
-    monkeypatch.setattr("feddpc.run.experiment.resolve_device", lambda _: "cuda")
+    monkeypatch.setattr("feddpc.run.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
     monkeypatch.setattr("feddpc.sweep.tune", lambda plan, out, workers, **_: seen.append(workers.at_once) or [])
     given = wanted if "--grid" in wanted else [*wanted, "--grid", "lr=0.1"]

@@ -69,7 +69,7 @@ def test_a_run_that_diverged_ends_in_a_cross(make_run):
 
 @pytest.mark.parametrize(
     ("loss", "scale"),
-    [([5, 1], "linear"), ([100, 1], "linear"), ([101, 1], "log"), ([101, 0], "linear"), ([101, -1], "linear")],
+    [([5, 1], "linear"), ([20, 1], "linear"), ([21, 1], "log"), ([21, 0], "linear"), ([21, -1], "linear")],
 )
 def test_loss_is_logarithmic_only_if_positive_and_wide(make_run, loss, scale):
     accuracy, axes = curves([make_run(accuracy=[0.001, 0.9], loss=loss)]).axes

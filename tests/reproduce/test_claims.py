@@ -172,10 +172,12 @@ def test_where_ours_stands_is_said_only_where_seeds_decide():
     places = {"above": ["FedProx"], "below": ["FedCM"], "not to be told from": ["FedGA", "FedExP"]}
     assert standing(contests(ours, rivals, "best")) == places
     told = documents.render([Study("digits", "tiny", "short", [ours, *rivals])], "images")
-    assert "Decided: FedDPC is above FedProx; below FedCM; not to be told from FedGA / FedExP." in told
+    assert "Decided over 3 seeds: FedDPC is above FedProx; below FedCM; not to be told from FedGA / FedExP." in told
     alone = row("table2", "feddpc", [0.5], text="FedDPC")
     told = documents.render([Study("digits", "tiny", "short", [alone, *rivals])], "images")
     assert "One seed: nothing is decided." in told
+    told = documents.render([Study("digits", "tiny", "short", [ours, rivals[2]])], "images")
+    assert "Over 3 seeds nothing is decided." in told
 
 
 def test_p_values_are_never_shown_as_zero():

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from feddpc import presets
-from feddpc.reproduce import costs, paper, tables
+from feddpc.reproduce import costs, documents, paper, tables
 from feddpc.reproduce.comparisons import comparisons
 from feddpc.reproduce.question import ROWS, label
 from feddpc.reproduce.sheet import Sheet
@@ -138,13 +138,36 @@ def test_the_size_of_the_papers_models(data, d):
 
 @pytest.mark.parametrize(
     ("best", "rounds", "begun", "early"),
-    [(0.39, 4, False, True), (0.41, 4, True, True), (0.39, 9, True, False)],  # digits: guessing gives a tenth
+    [(0.39, 4, False, True), (0.41, 4, True, True), (0.39, 9, False, False)],  # digits: guessing gives a tenth
 )
 def test_a_short_grid_says_what_it_cannot_tell(best, rounds, begun, early):
     rows = [row("grid", "feddpc", [best], rounds=rounds), row("table2", "feddpc", [0.9], rounds=9)]
     notes = " ".join(tables.grid(Study("digits", "tiny", "", rows), 0.2).notes)
     assert ("The table has runs of 9 rounds: a setting that is best early" in notes) == early
     assert ("Less than 4 times what guessing gives (10.00 %): FedDPC." in notes) == (not begun)
+    study = Study("digits", "tiny", "", rows)
+    assert ("The grid behind these settings had hardly begun" in " ".join(tables.table2(study, 0.2).notes)) != begun
+    assert ("this order says little" in documents.render([study], "images")) != begun
+
+
+@pytest.mark.parametrize(
+    ("rates", "best", "said"),
+    [
+        ((1.0, 0.1), 0.1, "Best at the lowest rate that was tried, where the paper's grid goes on: FedAvg."),
+        ((0.1, 0.01), 0.1, "Best at the highest rate that was tried, where the paper's grid goes on: FedAvg."),
+        ((1.0, 0.1), 1.0, None),  # the paper's grid has no higher one
+        ((1.0, 0.1, 0.01), 0.1, None),
+    ],
+)
+def test_a_winner_at_the_end_of_a_part_of_the_grid_is_named(rates, best, said):
+    rows = []
+    for lr in rates:
+        config = presets.digits("fedavg", scale="tiny", rounds=2, lr=lr, validation=0.1)
+        run = stored(config, [0.5, 0.9 if lr == best else 0.8])
+        rows.append(Row(Line("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,)), {0: run}))
+    notes = tables.grid(Study("digits", "tiny", "", rows), 0.2).notes
+    assert [note for note in notes if note.startswith("Best at")] == ([said] if said else [])
+    assert f"rates: {', '.join(f'{lr:g}' for lr in rates)}. Best on test" in notes[0]
 
 
 def test_the_grids_table_shows_both_choices():

@@ -2,7 +2,9 @@
 
 import os
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from feddpc.errors import DataError
 from feddpc.reproduce import documents, plan, records, work
@@ -126,6 +128,19 @@ def test_parts_are_kept_beside_each_other(done):
     assert [len(row.runs) for row in kept.part("table2")] == [2, 2]
     assert [row.line.name for row in report.study.part("figure4")] == ["feddpc", "no scaling", "neither", "fedavg x2"]
     assert all(row.scores for row in report.study.part("figure4"))
+
+
+def test_a_slim_picture_keeps_its_commonest_colours(tmp_path):
+    """A line of its own colour beside a thousand shades must not become one of them: the legend would lie."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    pixels[:10], pixels[10:12], pixels[12:14] = (255, 255, 255), (0, 119, 187), (0, 153, 136)
+    Image.fromarray(pixels).save(tmp_path / "p.png")
+    documents._slim(tmp_path / "p.png")
+    with Image.open(tmp_path / "p.png") as slim:
+        assert slim.mode == "P"
+        after = np.asarray(slim.convert("RGB"))
+    assert (after[:14] == pixels[:14]).all()
+    assert np.abs(after.astype(int) - pixels).mean() < 25  # the shades are near
 
 
 def test_the_document_is_made_from_records_alone(done, tmp_path):

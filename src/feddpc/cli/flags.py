@@ -254,6 +254,8 @@ def usual_at_once(device: str | None, data: str, model: str) -> int:
 
     if not resolve_device(device or "auto").startswith("cuda"):
         return 1
-    if model == "auto" and data in SPECS:
+    if model == "auto":
+        if data not in SPECS:  # one's own may want a large one
+            return 1
         model = models.default_for(classes=SPECS[data].classes, size=SPECS[data].shape[0])
     return 1 if model in models.LARGE else 4

@@ -157,7 +157,8 @@ def reproduce(
         for question in questions if target != "table1" else ():
             place = work.Place.of(out, question)
             with Many(Console(stderr=True), question.data, quiet=report_only or not speak) as progress:
-                beside = at_once or flags.usual_at_once(device, question.data, PRESETS[question.data]().model)
+                model = PRESETS[question.data](scale=question.scale).model
+                beside = at_once or flags.usual_at_once(device, question.data, model)
                 labour = work.Labour(report_only, _crew(question.data, processes, beside), progress, stop)
                 reports.append(work.carry_out(question, wanted[question.data], place, labour, grid=grid))
             if speak:

@@ -225,7 +225,8 @@ def _usual_at_once(plan: Plan, device: str | None) -> int:
         axis = plan.space.axes.get(key)
         return list(axis.values) if isinstance(axis, Choice) else [plan.wishes.values.get(key, getattr(Config, key))]
 
-    return min(flags.usual_at_once(device, d, m) for d in all_of("data") for m in all_of("model"))
+    device = device or plan.wishes.values.get("device")
+    return min(flags.usual_at_once(device, str(d), str(m)) for d in all_of("data") for m in all_of("model"))
 
 
 def _announce(plan: Plan, out: Path, console: Any) -> None:

@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+import numpy as np
+
 from feddpc.presets import PRESETS
 from feddpc.reproduce import costs, figures, paper, tables
 from feddpc.reproduce.claims import findings
@@ -126,11 +128,13 @@ def _long(seconds: float) -> str:
 
 def _summary(studies: Sequence[Study]) -> str:
     """Return the verdicts on the paper's claims, counted by study."""
-    lines = ["| data and scale | claims that hold | do not hold | cannot be told |", "|---|---:|---:|---:|"]
+    lines = ["| data and scale | seeds | claims that hold | do not hold | cannot be told |", "|---|" + "---:|" * 4]
     for study in studies:
         verdicts = [f.verdict for f in findings(study) if f.line is not None]
         counts = [str(verdicts.count(v)) for v in ("holds", "does not hold", "cannot be told")]
-        lines.append(f"| {study.title} | {' | '.join(counts)} |")
+        seeds = sorted({len(row.scores) for row in study.rows if row.line.part != "grid"})
+        many = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else "".join(map(str, seeds)) or "0"
+        lines.append(f"| {study.title} | {many} | {' | '.join(counts)} |")
     return "\n".join([*lines, "", *(line for study in studies for line in _orders(study)), *_together(studies)])
 
 
@@ -146,7 +150,7 @@ def _together(studies: Sequence[Study]) -> list[str]:
     ours = _long(sum(study.origin["spent"] for study in timed))
     cells, reported = sum(cells for cells, _, _ in theirs), _long(sum(seconds for _, _, seconds in theirs))
     return [
-        f"* Time: {runs} runs on {', '.join(titles)} took {ours} in all, grids and controls included (device: "
+        f"* Time: {runs} runs on {', '.join(titles)} took {ours}, grids and controls included (device: "
         f"{', '.join(devices)}); the rounds of the paper's {cells} cells take {reported} at its seconds a round on a "
         "Tesla V100, without its grid."
     ]
@@ -164,6 +168,8 @@ def _orders(study: Study) -> list[str]:
         )
         whose = "the paper" if study.data == study.paper_data else f"the paper on {paper.TITLES[study.paper_data]}"
         lines.append(f"* {study.title}, alpha {alpha:g}: {mine}; {whose}: {other}. {_decided(study, alpha)}".rstrip())
+        if tables.hardly_begun(study, alpha):
+            lines[-1] += " The grid behind it had hardly begun to learn: this order says little."
     return lines
 
 
@@ -173,17 +179,29 @@ def _decided(study: Study, alpha: float) -> str:
     rivals = [row for row in study.part("table2", alpha) if row is not ours]
     if ours is None or not rivals:
         return ""
-    if len(ours.scores) < 2:
-        return "One seed: nothing is decided."
+    seeds = len(ours.scores)
+    if seeds < 2:
+        return "One seed: nothing is decided." if seeds else ""
     places = standing(contests(ours, rivals, "best"))
+    if not places["above"] and not places["below"]:
+        return f"Over {seeds} seeds nothing is decided."
     words = [f"{place} {' / '.join(names)}" for place, names in places.items() if names]
-    return f"Decided: FedDPC is {'; '.join(words)}." if words else ""
+    return f"Decided over {seeds} seeds: FedDPC is {'; '.join(words)}."
 
 
 def _slim(picture: Path) -> None:
-    """Keep 256 colours of a picture, which nobody can tell from all: a third of the bytes, for good, in the history."""
+    """Keep 256 colours of a picture, the commonest as they are: a third of the bytes, for good, in the history."""
     from PIL import Image
 
-    with Image.open(picture) as image:
-        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    with Image.open(picture) as opened:
+        image = opened.convert("RGB")
+    colours, places, counts = np.unique(
+        np.asarray(image).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True
+    )
+    exact = colours[np.argsort(-counts, kind="stable")[:64]]
+    about = np.array(image.quantize(256 - len(exact)).getpalette(), np.uint8).reshape(-1, 3)
+    palette = np.concatenate([exact, about])[:256].astype(np.int64)
+    nearest = [int(np.argmin(((palette - colour) ** 2).sum(1))) for colour in colours.astype(np.int64)]
+    few = Image.fromarray(np.array(nearest, np.uint8)[places].reshape(image.height, image.width))
+    few.putpalette(palette.astype(np.uint8).tobytes())
     replace_file(picture, lambda temporary: few.save(temporary, format="PNG", optimize=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from feddpc.data.specs import spec
 from feddpc.report.groups import show
@@ -91,7 +91,8 @@ def _best(rows: Sequence[Row]) -> frozenset[int]:
 def _explained(study: Study, alpha: float) -> list[str]:
     """Say what the columns are, and what the paper's are not."""
     here = [f"'{label(name)}'" for name in CONTROLS if any(r.line.name == name for r in study.part("table2", alpha))]
-    lacks = f" {' and '.join(here)}: controls, which the paper lacks." if here else ""
+    kind = "a control" if len(here) == 1 else "controls"
+    lacks = f" {' and '.join(here)}: {kind}, which the paper lacks." if here else ""
     notes = [
         "Best: highest test accuracy of any round, mean ± standard deviation over seeds, t interval of the mean. "
         f"Settings: {study.origin.get('settings', 'unknown')}.{lacks}"
@@ -105,6 +106,8 @@ def _explained(study: Study, alpha: float) -> list[str]:
         notes.append(f"The paper has no alpha {alpha:g}: its columns are of alpha {paper.ALPHAS[0]:g}.")
     if study.short:
         notes.append(f"Shortened: {study.short}. The paper's columns are of its whole experiment.")
+    if hardly_begun(study, alpha):
+        notes.append("The grid behind these settings had hardly begun to learn: they say little of the methods.")
     return notes
 
 
@@ -121,8 +124,7 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
 def grid(study: Study, alpha: float) -> Sheet:
     """Return the winners of the grid: chosen on the test set, as the paper did, and on held-out samples."""
     rows, cells = study.part("grid", alpha), []
-    chosen_by_name = winners(rows)
-    for name, chosen in chosen_by_name.items():
+    for name, chosen in winners(rows).items():
         tried = [row for row in rows if base_name(row) == name]
         line = [label(name), str(sum(not row.missing for row in tried)), str(sum(bool(row.diverged) for row in tried))]
         for select, measure in (("test", "best"), ("validation", "validated")):
@@ -132,35 +134,56 @@ def grid(study: Study, alpha: float) -> Sheet:
         cells.append(line)
     rounds = " or ".join(str(n) for n in sorted({row.line.config.rounds for row in rows}))
     note = (
-        f"Runs of {rounds} rounds. Best on test, as the paper chose: the highest test accuracy of any round. Best on "
-        f"validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that nobody trains on; "
-        "the test accuracy is that of this round. A setting that diverged is not chosen."
+        f"Runs of {rounds} rounds; {_tried(rows)}. Best on test, as the paper chose: the highest test accuracy of any "
+        f"round. Best on validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that "
+        "nobody trains on; the test accuracy is that of this round. A setting that diverged is not chosen."
     )
     return Sheet(
         f"grid-alpha{alpha:g}",
         f"Grid, {study.title}, alpha {alpha:g}",
         ("method", "settings", "diverged", "best on test", "test %", "best on validation", "test % there"),
         cells,
-        [note, *_cautions(study, alpha, chosen_by_name), *_gaps([row for row in rows if row.missing])],
+        [note, *_cautions(study, alpha), *_gaps([row for row in rows if row.missing])],
         wordy=frozenset({"best on test", "best on validation"}),
     )
 
 
-def _cautions(study: Study, alpha: float, chosen: Mapping[str, Mapping[str, Row]]) -> list[str]:
-    """Say what a grid of few rounds cannot tell."""
+def _tried(rows: Sequence[Row]) -> str:
+    """Say which rates and which values of the second hyper-parameter a grid has."""
+    rates = sorted({row.line.config.lr for row in rows}, reverse=True)
+    keys = [(paper.TUNED[row.line.config.method], row) for row in rows if row.line.config.method in paper.TUNED]
+    values = sorted({float(row.line.config.hyper[key]) for key, row in keys}, reverse=True)
+    beside = f"; {', '.join(dict.fromkeys(k for k, _ in keys))}: {', '.join(map(show, values))}" if values else ""
+    return f"rates: {', '.join(map(show, rates))}{beside}"
+
+
+def _cautions(study: Study, alpha: float) -> list[str]:
+    """Say what a grid of few rounds or few rates cannot tell."""
+    rows, notes = study.part("grid", alpha), []
     whole = max((row.line.config.rounds for row in study.part("table2", alpha)), default=0)
-    if all(row.line.config.rounds >= whole for row in study.part("grid", alpha)):
-        return []
-    notes = [f"The table has runs of {whole} rounds: a setting that is best early need not be the best then."]
-    guessing = 1 / spec(study.data).classes
-    best = {name: by["test"].about("best") for name, by in chosen.items() if "test" in by}
-    dull = [label(name) for name, about in best.items() if about and about.mean < _BEGUN * guessing]
-    if dull:
+    if any(row.line.config.rounds < whole for row in rows):
+        notes.append(f"The table has runs of {whole} rounds: a setting that is best early need not be the best then.")
+    for end, word in ((min, "lowest"), (max, "highest")):
+        outermost = end(row.line.config.lr for row in rows)
+        chosen = {name: by["test"].line.config.lr for name, by in winners(rows).items() if "test" in by}
+        if at_end := [label(name) for name, lr in chosen.items() if lr == outermost != end(paper.RATES)]:
+            notes.append(
+                f"Best at the {word} rate that was tried, where the paper's grid goes on: {', '.join(at_end)}."
+            )
+    if dull := hardly_begun(study, alpha):
         notes.append(
-            f"Less than {_BEGUN} times what guessing gives ({percent(guessing)} %): {', '.join(dull)}. So early a grid "
-            "can hardly tell rates apart, and the table may be far from what these methods can do."
+            f"Less than {_BEGUN} times what guessing gives ({percent(1 / spec(study.data).classes)} %): "
+            f"{', '.join(dull)}. So early a grid can hardly tell rates apart, and the table may be far from what these "
+            "methods can do."
         )
     return notes
+
+
+def hardly_begun(study: Study, alpha: float) -> list[str]:
+    """Return the methods whose best run of the grid is hardly above guessing, so that nothing could be chosen."""
+    best = {name: by["test"].about("best") for name, by in winners(study.part("grid", alpha)).items() if "test" in by}
+    bar = _BEGUN / spec(study.data).classes
+    return [label(name) for name, about in best.items() if about and about.mean < bar]
 
 
 def findings(found: Sequence[Finding], title: str) -> Sheet:

@@ -49,7 +49,7 @@ def judge(contests: Sequence[Contest]) -> Verdict:
 
 
 def standing(asked: Sequence[Contest]) -> dict[str, list[str]]:
-    """Return above which rivals ours is, below which, and from which it cannot be told, decided as a claim is."""
+    """Return above which rivals ours is, below which, and from which it cannot be told: decided like a claim on all."""
     places: dict[str, list[str]] = {"above": [], "below": [], "not to be told from": []}
     for contest, p in zip(asked, _corrected(asked), strict=True):
         place = "above" if contest.result.about.mean > 0 else "below"
@@ -58,8 +58,9 @@ def standing(asked: Sequence[Contest]) -> dict[str, list[str]]:
 
 
 def _corrected(asked: Sequence[Contest]) -> list[float]:
-    """Return the p-values of the t tests after Holm's correction; 1 where one seed allows no test."""
-    return holm([1.0 if c.result.t is None else c.result.t for c in asked])
+    """Return the p-values of the t tests after Holm's correction for those that there are; 1 where there is none."""
+    tested = iter(holm([c.result.t for c in asked if c.result.t is not None]))
+    return [1.0 if c.result.t is None else next(tested) for c in asked]
 
 
 def contests(ours: Row, rivals: Sequence[Row], measure: str, margin: float = 0.0) -> list[Contest]:
