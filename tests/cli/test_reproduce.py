@@ -1,6 +1,7 @@
 """`feddpc reproduce` as a person or a script uses it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -27,6 +28,29 @@ def feddpc(tmp_path, monkeypatch):
         return done.stdout
 
     return call
+
+
+@pytest.mark.parametrize(
+    ("wanted", "at_once"),
+    [
+        (["--data", "cifar10"], 4),
+        (["--data", "cifar100"], 1),
+        (["--data", "cifar100", "--scale", "tiny"], 4),  # a small model stands in for ResNet18
+        (["--data", "cifar100", "--at-once", "2"], 2),
+        (["--data", "cifar10", "--device", "cpu"], 1),
+    ],
+)
+def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_once):
+    monkeypatch.setattr("feddpc.run.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
+    seen = []
+
+    def carry_out(question, parts, place, labour, *, grid):
+        seen.append(labour.workers.at_once)
+        return SimpleNamespace(missing=[])
+
+    monkeypatch.setattr("feddpc.reproduce.work.carry_out", carry_out)
+    feddpc("table2", *wanted, "--report-only", "--quiet")
+    assert seen == [at_once]
 
 
 def test_table_2_again_and_in_part(feddpc, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from feddpc.reproduce.sheet import Sheet
-from feddpc.reproduce.statistics import LEVEL, Estimate, Paired, holm, paired, seeds_for, smallest_flip
+from feddpc.reproduce.statistics import LEVEL, Estimate, Paired, corrected, paired, seeds_for, smallest_flip
 from feddpc.reproduce.study import Study
 from feddpc.reproduce.verdicts import show_p
 
@@ -42,14 +42,10 @@ def _explained(seeds: int, asked: int) -> str:
 
 def _column(results: Sequence[Paired | None]) -> list[list[str]]:
     """Return the four cells of every comparison; those with too few seeds are not corrected for."""
-    tested = [r for r in results if r is not None and r.t is not None and r.flip is not None]
-    by_t = dict(zip(map(id, tested), holm([r.t for r in tested if r.t is not None]), strict=True))
-    by_flip = dict(zip(map(id, tested), holm([r.flip for r in tested if r.flip is not None]), strict=True))
+    by_t, by_flip = (corrected([getattr(r, test, None) for r in results]) for test in ("t", "flip"))
     return [
-        ["-"] * 4
-        if r is None
-        else [f"{100 * r.about.mean:+.2f}", interval(r.about, "+"), show_p(by_t.get(id(r))), show_p(by_flip.get(id(r)))]
-        for r in results
+        ["-"] * 4 if r is None else [f"{100 * r.about.mean:+.2f}", interval(r.about, "+"), show_p(t), show_p(flip)]
+        for r, t, flip in zip(results, by_t, by_flip, strict=True)
     ]
 
 

@@ -139,3 +139,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
         corrected[i] = highest
     return corrected
+
+
+def corrected(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values after Holm's correction for those that there are; None where one seed allowed no test.
+
+    >>> corrected([0.01, None, 0.03])
+    [0.02, None, 0.03]
+    """
+    tested = iter(holm([p for p in p_values if p is not None]))
+    return [None if p is None else next(tested) for p in p_values]

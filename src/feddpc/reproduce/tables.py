@@ -163,10 +163,10 @@ def _cautions(study: Study, alpha: float) -> list[str]:
     whole = max((row.line.config.rounds for row in study.part("table2", alpha)), default=0)
     if any(row.line.config.rounds < whole for row in rows):
         notes.append(f"The table has runs of {whole} rounds: a setting that is best early need not be the best then.")
+    rates = {name: by["test"].line.config.lr for name, by in winners(rows).items() if "test" in by}
     for end, word in ((min, "lowest"), (max, "highest")):
         outermost = end(row.line.config.lr for row in rows)
-        chosen = {name: by["test"].line.config.lr for name, by in winners(rows).items() if "test" in by}
-        if at_end := [label(name) for name, lr in chosen.items() if lr == outermost != end(paper.RATES)]:
+        if at_end := [label(name) for name, lr in rates.items() if lr == outermost != end(paper.RATES)]:
             notes.append(
                 f"Best at the {word} rate that was tried, where the paper's grid goes on: {', '.join(at_end)}."
             )

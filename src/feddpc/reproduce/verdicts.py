@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from feddpc.reproduce.statistics import LEVEL, Paired, holm, paired
+from feddpc.reproduce.statistics import LEVEL, Paired, corrected, holm, paired
 from feddpc.reproduce.study import Row
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
@@ -51,16 +51,10 @@ def judge(contests: Sequence[Contest]) -> Verdict:
 def standing(asked: Sequence[Contest]) -> dict[str, list[str]]:
     """Return above which rivals ours is, below which, and from which it cannot be told: decided like a claim on all."""
     places: dict[str, list[str]] = {"above": [], "below": [], "not to be told from": []}
-    for contest, p in zip(asked, _corrected(asked), strict=True):
+    for contest, p in zip(asked, corrected([c.result.t for c in asked]), strict=True):
         place = "above" if contest.result.about.mean > 0 else "below"
-        places[place if p <= LEVEL else "not to be told from"].append(contest.rival)
+        places[place if p is not None and p <= LEVEL else "not to be told from"].append(contest.rival)
     return places
-
-
-def _corrected(asked: Sequence[Contest]) -> list[float]:
-    """Return the p-values of the t tests after Holm's correction for those that there are; 1 where there is none."""
-    tested = iter(holm([c.result.t for c in asked if c.result.t is not None]))
-    return [1.0 if c.result.t is None else next(tested) for c in asked]
 
 
 def contests(ours: Row, rivals: Sequence[Row], measure: str, margin: float = 0.0) -> list[Contest]:
@@ -92,7 +86,7 @@ def differences(asked: Sequence[Contest], measure: str) -> str:
         return "no seed in common"
     factor, unit = (-1.0, "loss, against") if measure == "loss" else (100.0, "points over")
     words = []
-    for contest, p in zip(asked, _corrected(asked), strict=True):
+    for contest, p in zip(asked, corrected([c.result.t for c in asked]), strict=True):
         about = contest.result.about
         sure = "one seed"
         if about.low is not None and about.high is not None:
