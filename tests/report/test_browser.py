@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from feddpc.report.figures import WIDE
 from feddpc.report.page import write_page
 from feddpc.report.page.embed import numbers
 from pages import HELD, HOSTILE
@@ -93,6 +94,16 @@ def test_every_chart_is_drawn_with_the_means_over_seeds(show, compared):
         5, 5, 5, 2, 2]  # fmt: skip
     scales = page.run("[...document.querySelectorAll('.chart')].map((c) => c.layout.yaxis.type)")
     assert scales == ["linear", "log", "log", "linear", "linear"]
+
+
+@pytest.mark.parametrize(("high", "scale"), [(WIDE, "linear"), (WIDE + 1, "log")])
+def test_losses_are_logarithmic_as_in_the_figures(show, make_run, high, scale):
+    page = show([make_run(accuracy=[0.1, 0.9], loss=[high, 1])])
+    assert page.run("[...document.querySelectorAll('.chart')].map((c) => c.layout.yaxis.type)") == [
+        "linear",
+        scale,
+        scale,
+    ]
 
 
 def test_curves_can_be_drawn_over_what_was_sent_or_over_time_seed_by_seed_and_smoothed(show, compared):

@@ -45,8 +45,8 @@ DASHES: dict[Any, str] = {
     (0, (6, 2, 1, 2)): "dashdot",
 }
 _FORMATS = ("png", "svg", "pdf")
-#: The ratio of the largest to the smallest value from which a panel that may be logarithmic is.
-_WIDE = 20
+#: The ratio of largest to smallest value above which a panel that may be logarithmic is; curves.js has it too.
+WIDE = 20
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Panel:
     key: str
     title: str
     factor: float = 1.0
-    log: bool = False  #: a logarithmic scale, if all values are positive and span more than two decades
+    log: bool = False  #: a logarithmic scale, if all values are positive and far apart
 
 
 CURVES = (Panel("test_accuracy", "test accuracy (%)", 100.0), Panel("train_loss", "training loss", log=True))
@@ -136,7 +136,7 @@ def draw_panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str,
             for x, y in filter(None, (_end(run, panel.key) for run in group.runs)):
                 axes.plot(x, panel.factor * y, "x", color=colour, markersize=7, markeredgewidth=1.8, zorder=5)
     seen = np.concatenate(drawn) if drawn else np.empty(0)
-    if panel.log and len(seen) and seen.min() > 0 and seen.max() > _WIDE * seen.min():
+    if panel.log and len(seen) and seen.min() > 0 and seen.max() > WIDE * seen.min():
         axes.set_yscale("log")
     if not drawn:
         axes.text(0.5, 0.5, "nothing recorded", transform=axes.transAxes, ha="center", va="center", color="0.4")

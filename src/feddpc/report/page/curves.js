@@ -83,11 +83,11 @@ function traces(what) {
   });
 }
 
-// A loss that spans more than two decades is drawn on a logarithmic scale.
+// A loss whose largest value is more than twenty times its smallest is drawn on a logarithmic scale, as in figures.py.
 function scale(drawn) {
   const values = drawn.flatMap((trace) => trace.y).filter((v) => v !== null);
   const [low, high] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
-  return low > 0 && high > 100 * low ? "log" : "linear";
+  return low > 0 && high > 20 * low ? "log" : "linear";
 }
 
 function drawChart(node) {
