@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods
+from feddpc.engine.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort
 from feddpc.quadratic import trajectory
-from support import Q4, on_quadratics
+from support import Q4, on_quadratics, run_rounds, small_setting
 
 F64 = torch.float64
 FULL = {**Q4, "schedule": [[0, 1, 2, 3]] * 12}
@@ -170,12 +171,41 @@ def test_singleton_clusters_are_fedvarp():
     different(path("clusterfedvarp", clusters=((0, 2), (1, 3))), path("fedvarp"))
 
 
+def test_a_cluster_of_which_three_take_part_is_exact_in_float64():
+    """A third is no sum of powers of two: a share computed in float32 would be off by 1e-8."""
+    w, D = W0, lambda w, j: (1 - (1 - ETA * A[j]) ** K) / ETA * (w - C[j])
+    y, want = np.zeros((2, 3)), [W0]
+    for round in ([0, 1, 2], [0, 3], [1, 2, 3]):
+        cluster = [0, 0, 0, 1]
+        updates = {j: D(w, j) for j in round}
+        v = 0.75 * y[0] + 0.25 * y[1] + np.mean([updates[j] - y[cluster[j]] for j in round], axis=0)
+        for c in (0, 1):
+            members = [updates[j] for j in round if cluster[j] == c]
+            y[c] = np.mean(members, axis=0) if members else y[c]
+        w = w - ETA * v
+        want.append(w)
+    problem = {**Q4, "schedule": [[0, 1, 2], [0, 3], [1, 2, 3]]}
+    same(path("clusterfedvarp", problem, clusters=((0, 1, 2), (3,))), want, 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "limit", "cohort"), [(8, "fedvarp", 4), (8, "fedavg", 8), (3, "fedavg", 8)], ids=str
+)
+def test_limits_of_clusters_hold_under_sample_weights(clusters, limit, cohort):
+    """One client per cluster is FedVARP, and full participation is FedAvg, for clients of very unequal sizes."""
+    setting = small_setting(weighting="samples", cohort=cohort)
+    one = run_rounds(setting, methods.create("clusterfedvarp", clusters=clusters), Loop(), 6)[0].w
+    other = run_rounds(setting, methods.create(limit), Loop(), 6)[0].w
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+    uniform = run_rounds(small_setting(cohort=cohort), methods.create(limit), Loop(), 6)[0].w
+    assert not torch.allclose(one, uniform, atol=1e-5)
+
+
 def test_fedvarp_mean_memory_is_the_mean_of_memories():
     from feddpc.data.batches import Planner
     from feddpc.data.partition import Partition
     from feddpc.engine import sampler
     from feddpc.engine.federation import Federation, Progress
-    from feddpc.engine.loop import Loop
     from feddpc.engine.rounds import advance
     from feddpc.quadratic import Quadratic
 

@@ -41,7 +41,6 @@ def survey(federation: Federation, method: Method, engine: Prober, progress: Pro
         ids, (answers,) = screen(ids, answers)
         progress.clients.write(ids, method.surveyed(answers))
         shares = federation.shares(federation.planner.partition.sizes[ids])
-        shares = torch.full((len(ids),), 1 / population, dtype=torch.float64) if shares is None else shares
         for key, stack in answers.items():
             part = exact_sum(stack, shares.to(stack.device))
             total[key] = total[key] + part if key in total else part

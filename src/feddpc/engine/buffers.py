@@ -56,7 +56,6 @@ class Inputs:
     draws: Tensor | None  # [K, m, B, 3]
     clients: Tensor
     weights: Tensor
-    shares: Tensor | None
     counts: Tensor  # K_j in float64, for the server
     steps: Tensor  # K_j in the model's type, for the clients
     rates: Tensor  # client_lr, server_lr

@@ -46,6 +46,7 @@ class Federation:
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
     privacy: Mechanism | None = None  #: what makes the models differentially private
     _ahead: dict[int, tuple[Draw, Plan]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _sizes: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def population(self) -> int:
@@ -84,11 +85,19 @@ class Federation:
         """Return the weights of a cohort's clients with ``sizes`` samples; they add up to one."""
         return sizes / sizes.sum() if self.weighting == "samples" else np.full(len(sizes), 1 / max(len(sizes), 1))
 
-    def shares(self, sizes: Ints) -> Tensor | None:
-        """Return the shares that clients with ``sizes`` samples have in a mean over all, None for 1/N each."""
+    def shares(self, sizes: Ints) -> Tensor:
+        """Return the shares that clients with ``sizes`` samples have in a mean over all."""
+        if self.weighting == "uniform":
+            return torch.full((len(sizes),), 1 / self.population, dtype=torch.float64)
+        return torch.from_numpy(sizes / len(self.planner.partition.order))
+
+    def sizes(self, device: torch.device) -> Tensor | None:
+        """Return the samples per client of the population, on ``device``; None where clients count alike."""
         if self.weighting == "uniform":
             return None
-        return torch.from_numpy(sizes / len(self.planner.partition.order))
+        if device not in self._sizes:
+            self._sizes[device] = torch.from_numpy(self.planner.partition.sizes).to(device)
+        return self._sizes[device]
 
     def rates(self, round: int) -> tuple[float, float]:
         """Return the local and the server rate of a round; they decay together, so that their ratio stays."""
@@ -132,13 +141,12 @@ def gather(federation: Federation, method: Method, progress: Progress, t: int, i
     client_lr, server_lr = federation.rates(t)
     device = progress.w.device
     plan = federation.plan(t, ids)
-    shares = federation.shares(plan.sizes)
     cohort = Cohort(
         round=t,
         clients=placed(ids, device),
         population=federation.population,
         weights=placed(federation.weights(plan.sizes), device),
-        shares=None if shares is None else shares.to(device),
+        sizes=federation.sizes(device),
         steps=placed(plan.steps.astype(np.float64), device),
         client_lr=client_lr,
         server_lr=server_lr,

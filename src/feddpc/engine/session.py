@@ -84,7 +84,7 @@ class Session:
         width = min(planner.batch_size, int(planner.partition.sizes.max()))
         ints = {"index": (most, m, width), "count": (most, m), "clients": (m,)}
         self.ints = Mail(ints, torch.int64, self.device)
-        floats = {"weights": (m,), "shares": (m,), "counts": (m,), "rates": (2,)}
+        floats = {"weights": (m,), "counts": (m,), "rates": (2,)}
         self.floats = Mail(floats, torch.float64, self.device)
         shape = (most, m, width, 3)
         self.draws = Mail({"draws": shape}, torch.int16, self.device) if planner.shift else None
@@ -94,13 +94,8 @@ class Session:
         there["clients"].copy_(cohort.clients)
         there["count"].fill_(width)
         there["rates"].copy_(torch.tensor([cohort.client_lr, cohort.server_lr], dtype=torch.float64))
-        if cohort.shares is not None:
-            there["shares"].copy_(cohort.shares)
-        else:
-            del there["shares"]
         return Inputs(
             draws=self.draws.there["draws"] if self.draws else None,
-            shares=there.pop("shares", None),
             steps=torch.zeros(m, dtype=self.w.dtype, device=self.device),
             own={k: v.clone() for k, v in own.items()},
             slots={k: v.clone() for k, v in cohort.slots.items()},
@@ -117,9 +112,6 @@ class Session:
         ints["clients"][:] = plan.clients[order]
         floats["counts"][:] = plan.steps[order]
         floats["weights"][:] = self.federation.weights(plan.sizes)[order]
-        shares = self.federation.shares(plan.sizes)
-        if shares is not None:
-            floats["shares"][:] = shares.numpy()[order]
         floats["rates"][:] = cohort.client_lr, cohort.server_lr
         self.ints.send()
         self.floats.send()
@@ -161,7 +153,7 @@ class Session:
             client_lr=self.rate(0),
             server_lr=self.rate(1),
             slots=i.slots,
-            shares=i.shares,
+            sizes=self.federation.sizes(self.device),
         )
 
     def _test(self, task: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -53,7 +54,7 @@ class Cohort:
     client_lr: float  #: ``eta_l``
     server_lr: float  #: ``eta_g``
     slots: State = field(default_factory=dict)  #: what the server remembers of these clients
-    shares: Tensor | None = None  #: their shares of the whole population, where these are not 1/N, ``[m]``
+    sizes: Tensor | None = None  #: samples per client of the population, where clients count by samples, ``[N]``
     seed: int = 0  #: of the experiment
 
     def mean(self, x_md: Tensor) -> Tensor:
@@ -62,9 +63,18 @@ class Cohort:
 
     def total(self, x_md: Tensor) -> Tensor:
         """Return these clients' part of the mean over ALL clients, ``1/N sum_S x_j``, in float64."""
-        if self.shares is None:
+        if self.sizes is None:
             return exact_sum(x_md) / self.population
-        return exact_sum(x_md, self.shares)
+        return exact_sum(x_md, self.sizes[self.clients].double() / self.sizes.sum())
+
+    def group_shares(self, group_n: Tensor, count: int) -> Tensor:
+        """Return the share of each of ``count`` groups in the population; ``group_n`` is the group of every client.
+
+        Sizes are whole numbers, so the sums are exact and do not depend on the order of a GPU's additions.
+        """
+        sizes = torch.ones_like(group_n) if self.sizes is None else self.sizes
+        held = torch.zeros(count, dtype=torch.int64, device=sizes.device).index_add_(0, group_n, sizes)
+        return held.double() / sizes.sum()
 
     def luck(self, purpose: str) -> NDArray[np.float64]:
         """Return a uniform number in [0, 1) for each client, ``[m]``, the same whoever else takes part."""

@@ -1,4 +1,4 @@
-"""ClusterFedVARP: FedVARP with one memory a cluster of clients."""
+"""ClusterFedVARP: FedVARP with one memory per cluster of clients."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from torch import Tensor
 
 from feddpc import chance
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import weighted_sum
+from feddpc.methods.algebra import safe_ratio, weighted_sum
 from feddpc.methods.base import Cohort, Costs, Method, State, Step
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterFedVARP(Method):
-    """FedVARP with one memory a cluster of clients.
+    """FedVARP with one memory per cluster of clients.
 
-    The server remembers C vectors instead of N: y_c for cluster c of r_c clients.
+    The server remembers C vectors instead of N: y_c for cluster c, which holds the share q_c of the population (its
+    number of clients over N, or with ``weighting = "samples"`` its samples over all samples).
 
     Client j:  plain local SGD, sends u_j = eta_l D_j
-    Server:    v   = sum_c (r_c / N) y_c + mean_S (D_j - y_{c(j)})
+    Server:    v   = sum_c q_c y_c + mean_S (D_j - y_{c(j)})
                w_t = w_{t-1} - eta_g v
-               y_c <- mean of D_j over the participants of cluster c, for every cluster that has one    (0 at the start)
+               y_c <- mean of D_j over the participants of cluster c, for every cluster that has one    (0 at the start);
+               all means with the weights of the experiment
 
     | symbol | name     | default | domain                                                                  |
     |--------|----------|---------|-------------------------------------------------------------------------|
     | C      | clusters | 10      | a number (clients are dealt at random) or, from Python, groups of ids   |
 
-    One client a cluster is FedVARP; full participation is FedAvg.
+    One client per cluster is FedVARP; full participation is FedAvg. Both hold under sample weights too.
 
     Departures: none known. A number deals the clients in one fixed random way, the same for every seed. Clusters by
     data similarity are for the caller to give: the server of a real federation does not see the data.
@@ -55,21 +57,20 @@ class ClusterFedVARP(Method):
         self.require(all(_are_ids(g) for g in groups), "clusters", "a number, or groups of client ids")
 
     def init_server(self, w: Tensor, population: int) -> State:
-        """One memory a cluster, who belongs where, and the clusters' shares of the population."""
+        """One memory per cluster, and the cluster of every client."""
         member = torch.from_numpy(self._membership(population)).to(w.device)
-        count = int(member.max()) + 1
-        share = torch.bincount(member, minlength=count).double() / population
-        return {"y": w.new_zeros(count, len(w)), "member": member, "share": share}
+        return {"y": w.new_zeros(int(member.max()) + 1, len(w)), "member": member}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
-        """Fresh updates for those who came, their clusters' memories for the others."""
-        D_md, y_cd, share = up["delta"] / cohort.client_lr, server["y"], server["share"]
+        """Fresh updates for participants, their clusters' memories for the others."""
+        D_md, y_cd = up["delta"] / cohort.client_lr, server["y"]
         cluster_m = server["member"][cohort.clients]
-        v = weighted_sum(share, y_cd) + cohort.mean(D_md - y_cd[cluster_m])
+        share_c = cohort.group_shares(server["member"], len(y_cd))
+        v = weighted_sum(share_c, y_cd) + cohort.mean(D_md - y_cd[cluster_m])
         belongs_cm = cluster_m == torch.arange(len(y_cd), device=w.device)[:, None]
-        came_c = belongs_cm.sum(1, keepdim=True)
-        mean_cd = (belongs_cm / came_c.clamp(min=1)).to(w.dtype) @ D_md
-        y_cd = torch.where(came_c > 0, mean_cd, y_cd)
+        weight_cm = torch.where(belongs_cm, cohort.weights, 0.0)
+        mean_cd = safe_ratio(weight_cm, weight_cm.sum(1, keepdim=True)).to(w.dtype) @ D_md
+        y_cd = torch.where(belongs_cm.any(1, keepdim=True), mean_cd, y_cd)
         return Step(v, rate=cohort.server_lr, server={**server, "y": y_cd})
 
     def _membership(self, population: int) -> np.ndarray:
