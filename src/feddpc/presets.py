@@ -34,8 +34,6 @@ PAPER: Mapping[str, Any] = {
     "threads": "auto",
     "partition_options": {"min_size": 10},
 }
-#: Where the library's default is not what the paper's algorithm does: its factor of a residual has no bound.
-RULES: Mapping[str, Mapping[str, Any]] = {"feddpc": {"max_scale": 0.0}}
 
 
 @dataclass(frozen=True)
@@ -116,5 +114,5 @@ def _config(data: str, method: str, scale: str, changes: Mapping[str, Any]) -> C
     values: dict[str, Any] = {**PAPER, **_DATA[data], **sizes[scale].values, "alpha": 0.2, "seed": 0, **changes}
     values.setdefault("server_lr", values["lr"])
     values["partition_options"] = {**values["partition_options"], "alpha": values["alpha"]}
-    values["hyper"] = methods.create(method, **{**RULES.get(method, {}), **values.get("hyper", {})}).hyper()
+    values["hyper"] = methods.create(method, **values.get("hyper", {})).hyper()
     return Config.read({**values, "data": data, "method": method})

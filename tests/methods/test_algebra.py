@@ -117,3 +117,18 @@ def test_long_zero_rows():
     look = algebra.residuals(x, g)
     assert look.p_m.tolist() == [0, 0]
     assert look.r2_m.tolist() == [4, 0]
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize(("x_scale", "g_scale"), [(1e10, 1e-38), (1e38, 1e-20), (1.0, 1e-44)])
+def test_a_sum_of_residuals_much_longer_than_g(x_scale, g_scale, into):
+    """``p = <x, g> / <g, g>`` is more than float32 can hold, but ``p g`` is not."""
+    gen = torch.Generator().manual_seed(3)
+    x, g = torch.randn(4, 50, generator=gen).clamp(-1, 1) * x_scale, torch.randn(50, generator=gen) * g_scale
+    look, c = algebra.residuals(x, g), torch.full((4,), 0.25, dtype=torch.float64)
+    assert float(look.p_m.abs().max()) > 3e38
+    total = algebra.residual_sum(c, look.p_m, x, g, into=torch.zeros(50) if into else None)
+    exact = c @ (x.double() - look.p_m[:, None] * g.double())
+    torch.testing.assert_close(total.double(), exact, rtol=0, atol=1e-6 * x_scale)
+    left = x[0].double() - look.p_m[0] * g.double()
+    torch.testing.assert_close(algebra.project_out(x[0], g).double(), left, rtol=0, atol=1e-6 * x_scale)

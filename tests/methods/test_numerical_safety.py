@@ -160,7 +160,7 @@ def test_turning_all_updates_turns_the_step(name, problem):
 def test_feddpc_keeps_its_promises(problem, lam, form):
     """methods.md 2(f), 2 and 3: orthogonal to the last update, and |v_j| <= (1 + lambda) |D_j|, whatever comes."""
     x, g = problem
-    method = FedDPC(lam=lam, form=form)
+    method = FedDPC(lam=lam, form=form, max_scale=10.0)
     server = Server(method, g)
     server.server = {"delta": g}
     moved = server.step(x, round=2).double()
@@ -176,7 +176,7 @@ def test_feddpc_keeps_its_promises(problem, lam, form):
 def test_feddpc_lengths_and_descent(problem):
     """Properties 3 and 4, with the largest factor: |v_j| = min(|D_j| + |r_j|, 10 |r_j|), and <D_j, v_j> >= 0."""
     x, g = (t.double() for t in problem)
-    rule = FedDPC()
+    rule = FedDPC(max_scale=10.0)
     for row in x:
         v = rule.direction(row[None], g, torch.ones(1, dtype=F64))[0]
         r = row - (row @ g) / (g @ g) * g

@@ -8,6 +8,7 @@ import torch
 from feddpc import methods
 from feddpc.errors import BadInputError
 from feddpc.methods.feddpc import FedDPC
+from feddpc.quadratic import trajectory
 from feddpc.robust import attacks
 
 F64 = torch.float64
@@ -17,6 +18,10 @@ ONE = torch.ones(1, dtype=F64)
 def setting(d=1000, m=10):
     gen = torch.Generator().manual_seed(0)
     return torch.randn(m, d, generator=gen, dtype=F64), torch.randn(d, generator=gen, dtype=F64)
+
+
+#: The bound that docs/attacks.md recommends for federations with clients that are not trusted.
+BOUNDED = FedDPC(max_scale=10.0)
 
 
 def contribution(rule, D, g):
@@ -29,7 +34,7 @@ def test_without_a_largest_factor_a_hidden_part_becomes_a_full_step(tilt):
     """The update looks like the last one to 1 - tilt^2 / 2, and moves the model by its full length elsewhere."""
     x, g = setting()
     D = attacks.parallel(g, tilt)(x)[0]
-    v, notes = contribution(FedDPC(max_scale=0.0), D, g)
+    v, notes = contribution(FedDPC(), D, g)
     assert float(notes["mean_scale"]) == pytest.approx(1 + 1 / tilt, rel=1e-6)
     assert float(v.norm()) == pytest.approx(float(D.norm()) * (1 + tilt), rel=1e-6)
     wanted = -x.mean(0)
@@ -42,7 +47,7 @@ def test_without_a_largest_factor_a_hidden_part_becomes_a_full_step(tilt):
 def test_with_it_the_hidden_part_counts_for_at_most_ten_times_what_it_is(tilt):
     x, g = setting()
     D = attacks.parallel(g, tilt)(x)[0]
-    v, notes = contribution(FedDPC(), D, g)
+    v, notes = contribution(BOUNDED, D, g)
     assert float(v.norm()) == pytest.approx(10 * tilt * float(D.norm()), rel=1e-6)
     assert float(notes["capped"]) == 1
 
@@ -52,7 +57,7 @@ def test_the_length_was_never_unbounded():
     x, g = setting()
     for tilt in (1.0, 0.5, 1 / 9, 1e-2, 2e-6, 1e-7):
         D = attacks.parallel(g, tilt)(x)[0]
-        for rule in (FedDPC(), FedDPC(max_scale=0.0)):
+        for rule in (FedDPC(), BOUNDED):
             assert float(contribution(rule, D, g)[0].norm()) <= 2 * float(D.norm()) * (1 + 1e-9)
 
 
@@ -60,7 +65,7 @@ def test_who_tilts_enough_to_stay_below_the_largest_factor_is_plain_to_see():
     """At 1/9 an attacker has its full length back, but then a ninth of its update is not along g: 6.4 degrees."""
     x, g = setting()
     D = attacks.parallel(g, 1 / 9)(x)[0]
-    v, _ = contribution(FedDPC(), D, g)
+    v, _ = contribution(BOUNDED, D, g)
     assert float(v.norm()) == pytest.approx(float(D.norm()) * (1 + 1 / 9), rel=1e-6)
     assert math.degrees(math.acos(float(D @ g / (D.norm() * g.norm())))) == pytest.approx(6.38, abs=0.01)
 
@@ -70,12 +75,12 @@ def test_who_tilts_enough_to_stay_below_the_largest_factor_is_plain_to_see():
 def test_all_forms_and_guards_have_the_largest_factor(form, guard):
     x, g = setting(m=3)
     x[0] = attacks.parallel(g, 1e-3)(x)[0]
-    rule = FedDPC(form=form, guard=guard)
+    rule = FedDPC(form=form, guard=guard, max_scale=10.0)
     rows = list(rule.transformed(x, g, torch.ones(3))[0])
     assert float(rows[0].norm()) == pytest.approx(1e-2 * float(x[0].norm()), rel=1e-3)
 
 
-def test_honest_angles_are_untouched():
+def test_angles_beyond_the_bound_are_untouched():
     """Beyond 6.4 degrees from g the numbers are those of Algorithm 1, bit for bit."""
     x, g = setting()
     one, other = (FedDPC(max_scale=cap).direction(x, g, torch.full((10,), 0.1, dtype=F64))[0] for cap in (10.0, 0.0))
@@ -86,3 +91,28 @@ def test_honest_angles_are_untouched():
 def test_a_largest_factor_below_that_of_an_orthogonal_update_is_refused(value):
     with pytest.raises(BadInputError, match="above lam"):
         methods.create("feddpc", max_scale=value)
+
+
+def test_the_default_is_algorithm_1_at_every_angle():
+    """Honest clients can be close to g: two of them, full batches of one distribution, small steps."""
+    path = trajectory(
+        "feddpc", curvature=[[1, 2], [1.02, 2]], centre=[[0, 0], [0, 0.01]], w0=[3.0, 1.0],
+        schedule=[[0, 1]] * 30, client_lr=0.001, server_lr=0.001, steps=2,
+    )  # fmt: skip
+    w, g, largest = torch.tensor([3.0, 1.0], dtype=F64), torch.zeros(2, dtype=F64), 0.0
+    a, c = (torch.tensor(x, dtype=F64) for x in ([[1, 2], [1.02, 2]], [[0, 0], [0, 0.01]]))
+    for reached in path[1:]:
+        D = (1 - (1 - 0.001 * a) ** 2) / 0.001 * (w - c)
+        v = []
+        for D_j in D:
+            r = D_j - (D_j @ g) / (g @ g) * g if bool(g.any()) else D_j
+            largest = max(largest, float(1 + D_j.norm() / r.norm()))
+            v.append((1 + D_j.norm() / r.norm()) * r)
+        g = torch.stack(v).mean(0)
+        w = w - 0.001 * g
+        assert torch.allclose(torch.from_numpy(reached), w, rtol=0, atol=1e-9)
+    assert largest > 10
+
+
+def test_a_large_lambda_needs_no_bound():
+    assert methods.create("feddpc", lam=50).max_scale == 0

@@ -270,3 +270,37 @@ def test_feddpc_reports_under_a_rule_what_it_reports_without():
     assert float(notes["guarded"]) == 4
     with pytest.raises(BadInputError, match="guard"):
         methods.create("feddpc", guard="exclude").rows({"delta": g}, {"delta": x}, cohort)
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("hostile", [1, 2, 3, 7])
+def test_finite_rows_near_the_largest_number_stay_finite(name, hostile):
+    """Neither Inf nor NaN comes of finite rows, in what rules return and in their mean."""
+    x = cloud(7, 5).float()
+    x[:hostile] = LARGEST * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    x[: hostile // 2] *= -1
+    rows = rules.make(name)({"delta": x}).up["delta"]
+    assert rows.isfinite().all()
+    assert (rows / len(rows)).sum(0).isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reach", [1.0, 0.3])
+def test_feddpc_under_a_rule_survives_a_client_near_the_largest_number(name, reach):
+    """Its residual times 1 + |D| / |r| is more than float32 can hold; it must not become Inf after the screening."""
+    method = methods.create("feddpc")
+    x, g = cloud(7, 5).float(), cloud(1, 5, seed=1).float()[0]
+    x[2] = LARGEST * reach * torch.tensor([1.0, 0.9, 1.0, 1.0, 0.9])
+    cohort = Cohort(2, torch.arange(7), 7, torch.full((7,), 1 / 7, dtype=F64), torch.ones(7, dtype=F64), 1.0, 1.0)
+    rows, notes = method.rows({"delta": g}, {"delta": x}, cohort)
+    assert rows["delta"].isfinite().all()
+    assert math.isfinite(float(notes["mean_scale"]))
+    kept, chosen = rules.make(name)(rows)
+    chosen_weights = torch.full((int(kept.sum()),), 1 / int(kept.sum()), dtype=F64)
+    smaller = Cohort(2, torch.arange(7)[kept], 7, chosen_weights, torch.ones(int(kept.sum()), dtype=F64), 1.0, 1.0)
+    step = method.combine(torch.zeros(5), {"delta": g}, chosen, smaller)
+    assert step.update.isfinite().all()
+    assert float(step.update.norm()) < 100

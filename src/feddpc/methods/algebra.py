@@ -132,7 +132,7 @@ def project_out(x_d: Tensor, g_d: Tensor) -> Tensor:
 def project_out_(x_d: Tensor, g_d: Tensor, g2: Tensor | None = None) -> Tensor:
     """Do the same to ``x`` itself; ``g2`` is ``<g, g>`` if it is known already."""
     p = safe_ratio(dot(x_d, g_d), square(g_d) if g2 is None else g2)
-    return x_d.addcmul_(g_d, -p.to(x_d.dtype))
+    return _add_multiple_(x_d, g_d, -p)
 
 
 class Residuals(NamedTuple):
@@ -184,8 +184,26 @@ def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: T
     along = -(c_m * p_m).sum()
     if into is None and fused.fits(x_md):
         return fused.mixed(x_md, c_m, g_d, along)
-    along = along.to(g_d.dtype)
-    return add_rows(along * g_d if into is None else into.addcmul_(g_d, along), c_m, x_md)
+    return add_rows(_add_multiple_(into, g_d, along), c_m, x_md)
+
+
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return finite numbers in ``dtype``; those beyond its largest become the largest, not infinite.
+
+    >>> saturated(torch.tensor([1e300, -2.0], dtype=torch.float64), torch.float32)
+    tensor([ 3.4028e+38, -2.0000e+00])
+    """
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
+def _add_multiple_(x_d: Tensor | None, g_d: Tensor, factor: Tensor) -> Tensor:
+    """Add ``factor * g`` to ``x`` in place, or return it; ``factor``, in float64, may be beyond the range of ``g``."""
+    rounded = factor.to(g_d.dtype)
+    if g_d.device.type == "cpu" and not bool(rounded.isfinite()):
+        product = saturated(factor * g_d.double(), g_d.dtype)
+        return product if x_d is None else x_d.add_(product)
+    return rounded * g_d if x_d is None else x_d.addcmul_(g_d, rounded)
 
 
 def _in_few_reads(x_md: Tensor, g_d: Tensor) -> Residuals:

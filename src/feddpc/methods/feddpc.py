@@ -9,7 +9,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import Residuals, project_out_, residual_sum, residuals, safe_ratio, square, weighted_sum
+from feddpc.methods.algebra import (
+    Residuals,
+    project_out_,
+    residual_sum,
+    residuals,
+    safe_ratio,
+    saturated,
+    square,
+    weighted_sum,
+)
 from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
 
 
@@ -32,7 +41,7 @@ class FedDPC(Method):
     |        | scaling            | true    | false: v_j = r_j (ablation)                                          |
     | tau    | tau                | 1e-6    | 0 < tau < 1; an update with |r_j| <= tau |D_j| is guarded            |
     |        | guard              | zero    | zero, exclude, soft, keep; see below                                 |
-    |        | max_scale          | 10      | above lam + 1; the factor of r_j is cut there. 0: not cut            |
+    |        | max_scale          | 0       | above lam + 1; the factor of r_j is cut there. 0: not cut            |
     |        | form               | matrix  | matrix, streaming (O(d) memory), client (for secure aggregation)     |
     |        | normalise_by_steps | false   | divide D_j by K_j first, so that large clients do not count for more |
 
@@ -41,10 +50,11 @@ class FedDPC(Method):
     mean; ``soft`` bounds the factor by |D_j| / (|r_j| + tau |D_j|); ``keep`` uses it unprojected, (lambda + 1) D_j.
 
     Largest factor. A hostile client that knows g may send almost a multiple of it: however short the rest, it becomes a
-    step of the full length |D_j| wherever the client wishes. So the factor is at most ``max_scale``, and |v_j| at most
-    ``max_scale`` |r_j|. The default, 10, is met within 6.4 degrees of g at lambda = 1; honest networks stayed below 4,
-    which leaves Algorithm 1 untouched (docs/attacks.md). In the client form a hostile client applies no bound to
-    itself: there the server needs one on what is sent.
+    step of the full length |D_j| wherever the client wishes. ``max_scale`` bounds the factor, and so |v_j| by
+    ``max_scale`` |r_j|. The default, 0, is no bound: Algorithm 1 to the letter. For federations with clients that are
+    not trusted docs/attacks.md recommends 10, which is met within 6.4 degrees of g at lambda = 1; honest clients can be
+    that close to g too. In the client form a hostile client applies no bound to itself: there the server needs one on
+    what is sent.
 
     Forms. They give the same numbers. ``streaming`` sees one update at a time (``Stream``). ``client`` sends g to the
     clients, which project and scale for themselves and reveal only v_j, so that the server needs nothing but the sum.
@@ -52,8 +62,8 @@ class FedDPC(Method):
 
     Robust rules judge v_j, which is what is averaged, not what was sent.
 
-    Departures: the guard and the largest factor, which the paper lacks; one clean-up projection of the mean
-    where it could do more than rounding. Sums run in float64, but for long float32 vectors on a CPU, see
+    Departures: the guard, which the paper lacks; one clean-up projection of the mean where it could do more than
+    rounding. Sums run in float64, but for long float32 vectors on a CPU, see
     ``algebra.py``.
 
     Confidence: paper; there is no public code.
@@ -85,7 +95,7 @@ class FedDPC(Method):
     scaling: bool = True
     tau: float = 1e-6
     guard: Literal["zero", "exclude", "soft", "keep"] = "zero"
-    max_scale: float = 10.0
+    max_scale: float = 0.0
     form: Literal["matrix", "streaming", "client"] = "matrix"
     normalise_by_steps: bool = False
 
@@ -136,8 +146,8 @@ class FedDPC(Method):
         """Return every v_j, made one at a time, and the round's diagnostics: for whoever must bound them one by one."""
         look = residuals(D_md, g)
         p_m, s_m, guarded_m = self.scales(look)
-        factors = (s_m / steps_m if self.normalise_by_steps else s_m).to(D_md.dtype)
-        v_md = (scaled(D, g, p, s) for s, p, D in zip(factors, p_m.to(D_md.dtype), D_md, strict=True))
+        factor_m = s_m / steps_m if self.normalise_by_steps else s_m
+        v_md = (finite(D, g, p, s) for s, p, D in zip(factor_m, p_m, D_md, strict=True))
         return v_md, self.notes(s_m, look.cosine_m, look.x2_m, guarded_m)
 
     def scales(self, look: Residuals) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,7 +189,7 @@ class FedDPC(Method):
             return super().finish(y, here)
         D, g = here.w - y, here.down["g"]
         p_1, s_1, guarded_1 = self.scales(residuals(D[None], g, look=False))
-        v = scaled(D, g, p_1.to(D.dtype), s_1.to(D.dtype))
+        v = scaled(D, g, p_1, s_1)
         v = v / here.steps if self.normalise_by_steps else v
         return {"delta": v, "guarded": guarded_1[0].to(D.dtype)}, {}
 
@@ -205,7 +215,13 @@ class FedDPC(Method):
 
 def scaled(D: Tensor, g: Tensor, p: Tensor, s: Tensor) -> Tensor:
     """Return v = s (D - p g)."""
-    return s * (D - p * g)
+    return s.to(D.dtype) * (D - p.to(D.dtype) * g)
+
+
+def finite(D: Tensor, g: Tensor, p: Tensor, s: Tensor) -> Tensor:
+    """Return v = s (D - p g), cut at the largest number where a finite D is scaled beyond it."""
+    v = scaled(D, g, p, s)
+    return v if bool(v.isfinite().all()) else saturated(scaled(D.double(), g.double(), p, s), D.dtype)
 
 
 class Stream:

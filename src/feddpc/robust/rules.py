@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import BLOCK, exact_sum, row_distances, row_squares, safe_ratio
+from feddpc.methods.algebra import BLOCK, exact_sum, row_distances, row_squares, safe_ratio, saturated
 from feddpc.methods.base import State
 from feddpc.options import Menu, chance_of, positive, whole
 
@@ -145,8 +145,8 @@ def spatial_median(x_md: Tensor, tolerance: float, iterations: int) -> tuple[Ten
     far_m = row_distances(x_md, centre)
     usual = far_m.median()
     rows = _about(centre, x_md, safe_ratio(usual, far_m.clamp(min=NEAREST * float(usual))))
-    rows += (centre - rows.mean(0, dtype=torch.float64)).to(rows.dtype)
-    return centre, rows
+    rows += saturated(centre - rows.mean(0, dtype=torch.float64), rows.dtype)
+    return centre, saturated(rows, rows.dtype)
 
 
 def _nearest_if_median(x_md: Tensor, centre_d: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def _about(centre_d: Tensor, x_md: Tensor, factor_m: Tensor) -> Tensor:
     """Return ``c + factor_j (x_j - c)``, a row at a time: a float64 copy of the stack would be large."""
     rows = torch.empty_like(x_md)
     for row, x, factor in zip(rows, x_md, factor_m, strict=True):
-        row.copy_(centre_d + factor * (x.double() - centre_d))
+        row.copy_(saturated(centre_d + factor * (x.double() - centre_d), rows.dtype))
     return rows
 
 
