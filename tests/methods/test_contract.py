@@ -106,6 +106,15 @@ def test_memories_exist_only_for_clients_that_came(method):
         assert len(memory) == (setting.federation.population if surveyed else len(seen) if memory else 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "departure"), [("fedexp", "lr_decay"), ("fedga", "decay"), ("fedvarp", "tau"), ("fedamd", "sqrt(4 r^2")]
+)
+def test_known_departures_are_named(name, departure):
+    """Differences from the authors' code that independent checks found."""
+    text = methods.get(name).describe()
+    assert departure in text[text.index("Departures:") : text.index("Confidence:")]
+
+
 @pytest.mark.parametrize("name", methods.names())
 def test_what_a_method_says_about_itself(name):
     cls = methods.get(name)

@@ -34,7 +34,7 @@ class ClusterFedVARP(Method):
 
     One client per cluster is FedVARP; full participation is FedAvg. Both hold under sample weights too.
 
-    Departures: none known. A number deals the clients in one fixed random way, the same for every seed. Clusters by
+    Departures: as FedVARP, D_j is not divided by the number of local steps. A number deals the clients in one fixed random way, the same for every seed. Clusters by
     data similarity are for the caller to give: the server of a real federation does not see the data.
 
     Confidence: paper (through summaries) and one third-party code.

@@ -31,7 +31,8 @@ class FedExP(Method):
     One participant, or identical updates: eta = 1. m orthogonal updates of equal norm, eps = 0: eta = max(1, m/2).
 
     Departures: the paper has no further server rate; ours multiplies by eta_g / eta_l, which is 1 unless they are set
-    apart. The evaluated model is w_t unless ``evaluate`` is pair.
+    apart. The evaluated model is w_t unless ``evaluate`` is pair. ``eps`` is constant: with ``lr_decay`` the authors'
+    code multiplies it by the square of the decay per round, because |u|^2 shrinks with the rate.
 
     Confidence: paper (through summaries) and the authors' code.
 

@@ -41,7 +41,8 @@ class FedGA(Method):
     beta = 0 is FedAvg. Costs are given for stale / fresh.
 
     Departures: the default is the stale variant, because the FedDPC paper charges FedGA no second gradient pass and
-    times it like the others; the authors' own algorithm is ``fresh``.
+    times it like the others; the authors' own algorithm is ``fresh``. ``beta`` is constant: with a decaying rate the
+    authors' code multiplies it by the same decay.
 
     Confidence: fresh, the authors' code; stale, a reconstruction from the FedDPC paper's text and Table 1.
 

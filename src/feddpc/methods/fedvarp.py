@@ -24,8 +24,9 @@ class FedVARP(Method):
 
     No hyper-parameters. Round 1 and full participation are FedAvg. Unbiased for uniform sampling only.
 
-    Departures: memories are in gradient units (D, not u), so that a decayed rate does not misscale old entries; ybar is
-    kept in float64, so that it does not drift from the mean of the table.
+    Departures: the paper divides an update by its number of local steps too, D_j / tau, which is the same rule with
+    another server rate where all clients make tau steps. Memories are in gradient units (D, not u), so that a decayed
+    rate does not misscale old entries; ybar is kept in float64, so that it does not drift from the mean of the table.
 
     Confidence: paper (through summaries) and two third-party codes.
 
