@@ -25,8 +25,9 @@ class ClusterFedVARP(Method):
     Client j:  plain local SGD, sends u_j = eta_l D_j
     Server:    v   = sum_c q_c y_c + mean_S (D_j - y_{c(j)})
                w_t = w_{t-1} - eta_g v
-               y_c <- mean of D_j over the participants of cluster c, for every cluster that has one    (0 at the start);
-               all means with the weights of the experiment
+               y_c <- mean of D_j over the participants of cluster c, for every cluster that has one    (0 at the start)
+
+    All means have the weights of the experiment.
 
     | symbol | name     | default | domain                                                                  |
     |--------|----------|---------|-------------------------------------------------------------------------|
@@ -34,8 +35,9 @@ class ClusterFedVARP(Method):
 
     One client per cluster is FedVARP; full participation is FedAvg. Both hold under sample weights too.
 
-    Departures: as FedVARP, D_j is not divided by the number of local steps. A number deals the clients in one fixed random way, the same for every seed. Clusters by
-    data similarity are for the caller to give: the server of a real federation does not see the data.
+    Departures: as in FedVARP, D_j is not divided by the number of local steps. A number deals the clients in one fixed
+    random way, the same for every seed. Clusters by data similarity are for the caller to give: the server of a real
+    federation does not see the data.
 
     Confidence: paper (through summaries) and one third-party code.
 

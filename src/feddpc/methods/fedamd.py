@@ -37,10 +37,10 @@ class FedAMD(Method):
     local step: every miner returns eta_l Vbar.
 
     Departures: p is a constant; the authors' code also computes it from the cohort and the population,
-    sqrt(4 r^2 + 2 r) - 2 r with r = N / m, or (2 / (m + 2))^(1/m), which are numbers to be given here. The anchors' batch
-    is all their data; clients keep V_j and send differences, so that the server holds
-    d and not N d. That everybody takes part before round 1 is the authors' assumption, and an advantage over methods
-    that meet clients one by one.
+    sqrt(4 r^2 + 2 r) - 2 r with r = N / m, or (2 / (m + 2))^(1/m), which can be given as numbers here. The anchors'
+    batch is all their data; clients keep V_j and send differences, so that the server holds d and not N d. That
+    everybody takes part before round 1 is the authors' assumption, and an advantage over methods that meet clients one
+    by one.
 
     Confidence: the algorithm box through a summary; the authors' code read (its logic, the scripts do not fit it).
 
