@@ -24,6 +24,7 @@ from feddpc.run.config import Config
 from feddpc.run.experiment import Setting, prepare
 from feddpc.run.process import left_as_found
 from feddpc.run.record import StoredRun
+from feddpc.run.resumable import check_resumable
 from feddpc.run.runner import OnRound, Outcome, Stop, execute
 from feddpc.run.specialise import with_reserve
 from feddpc.run.tracking import Track
@@ -131,6 +132,11 @@ def simulate(
         values["clients"] = clients
     if "hyper" in more and not isinstance(method, str):
         raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
+    folder = Path(out) if out is not None else None
+    if resume:
+        if folder is None:
+            raise BadInputError("resume=True needs out, the folder of the run to continue")
+        check_resumable(folder)
     with left_as_found():
         own = _Own.of(data=data, model=model, method=method, partition=partition)
         config = Config.read(values | own.values)
@@ -138,7 +144,7 @@ def simulate(
         outcome = execute(
             own.setting(config, chosen),
             method=chosen,
-            out=Path(out) if out is not None else None,
+            out=folder,
             resume=resume,
             on_round=on_round,
             stop=Stop(),

@@ -96,13 +96,13 @@ def test_kill_nine_and_resume(tmp_path, method, memory):
     """Killed at several moments and resumed: byte for byte the records of an uninterrupted run, but for seconds."""
     args = ["run", "--method", method, "--rounds", "60", *QUICK]
     feddpc(*args, "--out", "whole", cwd=tmp_path)
-    feddpc_args = [*args, "--client-memory", memory, "--checkpoint-seconds", "0.02", "--out", "cut", "--resume"]
+    feddpc_args = [*args, "--client-memory", memory, "--checkpoint-seconds", "0.02", "--out", "cut"]
     for rounds in (1, 11, 25, 44):
-        process = start(*feddpc_args, cwd=tmp_path)
+        process = start(*feddpc_args, *(["--resume"] if rounds > 1 else []), cwd=tmp_path)
         wait_for_rounds(tmp_path / "cut" / "rounds.jsonl", rounds, process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    feddpc(*feddpc_args, cwd=tmp_path)
+    feddpc(*feddpc_args, "--resume", cwd=tmp_path)
     assert without_seconds(tmp_path / "cut") == without_seconds(tmp_path / "whole")
     model = "model.safetensors"
     assert (tmp_path / "cut" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()

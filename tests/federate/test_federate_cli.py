@@ -120,3 +120,16 @@ def test_an_app_of_somebody_else(federate, tmp_path, text, message):
     code, _, err = federate("demo", "--app", tmp_path, "--out", tmp_path / "out")
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize("there", [None, "empty", "foreign"])
+def test_a_demo_is_only_resumed_where_there_is_one(federate, tmp_path, there):
+    folder = tmp_path / "demo"
+    if there is not None:
+        folder.mkdir()
+    if there == "foreign":
+        (folder / "mine.txt").write_text("mine")
+    code, _, err = federate("demo", "--resume", "--out", folder)
+    assert code == 2
+    assert "nothing to resume" in err
+    assert not (folder / "app").exists()

@@ -61,7 +61,9 @@ def run(
 ) -> None:
     """Train one model with one method."""
     given = flags.given(locals(), "method", "seed")
-    out, stored = _folder(out, resume, "run", quiet)
+    if like is not None and resume:
+        raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
+    out = _folder(out, resume, "run")
     from feddpc.methods import refuse_code
     from feddpc.run.config import Config
     from feddpc.run.experiment import make_method, prepare
@@ -69,8 +71,7 @@ def run(
     from feddpc.run.runner import Stop, execute
     from feddpc.run.specialise import with_reserve
 
-    if like is not None and resume:
-        raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
+    stored = load_config(out) if resume else None
     table = flags.table(config)
     base = load_config(like) if like is not None else stored or Config()
     name = given.get("method", table.get("method", base.method))
@@ -157,7 +158,7 @@ def compare(
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
     given = flags.given(locals())
-    out, _ = _folder(out, resume, "compare", quiet)
+    out = _folder(out, resume, "comparison")
     from feddpc.methods import refuse_code
     from feddpc.run import compare as comparison
     from feddpc.run.runner import Stop
@@ -195,23 +196,17 @@ def compare(
     _exit(stop.wanted, [o.status for o in outcomes])
 
 
-def _folder(out: Path | None, resume: bool, kind: str, quiet: bool) -> tuple[Path, Config | None]:
-    """Return where results go, and the configuration that is there when a run is resumed."""
+def _folder(out: Path | None, resume: bool, kind: str) -> Path:
+    """Return where results go; when something is resumed, it must be there."""
     if out is None:
         if resume:
             raise BadInputError("--resume needs --out FOLDER, the folder to continue")
-        return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}", None
-    if not resume:
-        return out, None
-    from feddpc.run.record import is_blank, load_config
+        return Path("runs") / f"{'compare' if kind == 'comparison' else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if resume:
+        from feddpc.run.resumable import check_resumable
 
-    if is_blank(out):
-        if not quiet:
-            typer.echo(f"nothing to resume in {out}: starting anew", err=True)
-        return out, None
-    if not out.is_dir():
-        raise RunFolderError(f"{out} is no folder: choose another --out")
-    return out, load_config(out) if kind == "run" else None
+        check_resumable(out, kind)
+    return out
 
 
 def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:

@@ -16,6 +16,7 @@ from feddpc.flower.versions import check_flwr
 from feddpc.run.config import Config as Experiment
 from feddpc.run.config import read_toml
 from feddpc.run.record import read_records
+from feddpc.run.resumable import check_resumable
 from feddpc.run.runner import Stop
 
 Tell = Callable[[str], None]
@@ -57,7 +58,9 @@ class Demo:
         wishes = dict(self.config or {})
         if "method" in wishes:
             methods.get(str(wishes["method"]))
-        if not self.resume and self.folder.exists() and any(self.folder.iterdir()):
+        if self.resume:
+            check_resumable(self.folder, "demo")
+        elif self.folder.exists() and any(self.folder.iterdir()):
             raise RunFolderError(
                 f"{self.folder} is not empty: add --resume to continue a demo, or choose another --out"
             )
