@@ -10,23 +10,25 @@ import typer
 
 from feddpc._version import __version__
 from feddpc.cli import bench, data, explain, federate, presets, reproduce, sweep, train
+from feddpc.cli.commands import Command, Group
 from feddpc.errors import FeddpcError
 
 app = typer.Typer(
     name="feddpc",
+    cls=Group,
     help="Federated learning when clients' data differ and few clients show up.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run")(train.run)
-app.command("compare")(train.compare)
-app.command("report")(explain.report)
-app.command("methods")(explain.methods)
-app.command("partition")(explain.partition)
-app.command("bench")(bench.bench)
-app.command("presets")(presets.presets)
+app.command("run", cls=Command)(train.run)
+app.command("compare", cls=Command)(train.compare)
+app.command("report", cls=Command)(explain.report)
+app.command("methods", cls=Command)(explain.methods)
+app.command("partition", cls=Command)(explain.partition)
+app.command("bench", cls=Command)(bench.bench)
+app.command("presets", cls=Command)(presets.presets)
 app.add_typer(data.app, name="data")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(sweep.app, name="sweep")

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="See, verify and get data sets.", no_args_is_help=True)
+from feddpc.cli.commands import Command, Group
+
+app = typer.Typer(cls=Group, help="See, verify and get data sets.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
     """List the known data sets and whether they are on this machine."""
     from feddpc.data import entries
@@ -32,7 +34,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inste
     Console(width=max(Console().width, 100)).print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def check(name: Annotated[str, typer.Argument(help="A known name, or the path of a data set.")]) -> None:
     """Verify every byte of a data set and print its checksums."""
     from feddpc import data
@@ -43,7 +45,7 @@ def check(name: Annotated[str, typer.Argument(help="A known name, or the path of
     typer.echo(f"{name}: intact")
 
 
-@app.command()
+@app.command(cls=Command)
 def get(
     name: Annotated[str, typer.Argument(help="A known name; `feddpc data list` shows them.")],
     source: Annotated[

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
+from feddpc.cli.commands import Command, Group
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-app = typer.Typer(help="Run a real federation over Flower.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Run a real federation over Flower.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
     nodes: Annotated[int | None, typer.Option(min=1, max=64, help="SuperNodes. [default: the app's, 4]")] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, and let in only nodes with a registered key.")] = False,
@@ -65,7 +66,7 @@ def demo(
     _show(wanted.run, folder, console, quiet)
 
 
-@app.command()
+@app.command(cls=Command)
 def init(folder: Annotated[Path, typer.Argument(help="A new folder; it gives the app its name.")]) -> None:
     """Write a complete Flower app for your own model and data."""
     from feddpc.federate import scaffold
@@ -75,7 +76,7 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; it gives the
     typer.echo(f"try it: feddpc federate demo --app {folder} --tls; change federation/task.py; README.md says the rest")
 
 
-@app.command()
+@app.command(cls=Command)
 def keys(
     folder: Annotated[Path, typer.Argument(help="Where the files go; what is there stays.")],
     host: Annotated[
@@ -95,7 +96,7 @@ def keys(
     typer.echo(f"to node i alone: {made.folder / 'node-i'}; to every node: {made.ca}; to nobody: {made.ca_key}")
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     address: Annotated[str, typer.Argument(help="HOST:PORT of a SuperLink.")],
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.crt.")],

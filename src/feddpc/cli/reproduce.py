@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags, reproduced
+from feddpc.cli.commands import Command, Group
 from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from feddpc.reproduce.sheet import Sheet
     from feddpc.sweep.workers import Workers
 
-app = typer.Typer(help="The paper's tables and figures, run again, beside what it reports.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="The paper's tables and figures, run again, beside what it reports.", no_args_is_help=True
+)
 
 #: What `feddpc reproduce --help` says of each target.
 TARGETS = {
@@ -175,10 +178,10 @@ def reproduce(
 
 
 for _name, _help in TARGETS.items():
-    app.command(_name, help=_help)(reproduce)
+    app.command(_name, cls=Command, help=_help)(reproduce)
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     folder: Annotated[Path, typer.Argument(help="A folder of results: OUT/DATA/SCALE.")],
     to: Annotated[Path, typer.Option(help="The file to write, e.g. results/cifar10.json.")],
@@ -196,7 +199,7 @@ def export(
     typer.echo(f"{to}: {len(all_runs(records.read(to).rows))} runs, {to.stat().st_size / 1e6:.2f} MB")
 
 
-@app.command()
+@app.command(cls=Command)
 def docs(
     files: Annotated[list[Path], typer.Argument(help="Files of records; those of one study are put together.")],
     to: Annotated[Path, typer.Option(help="The document to write.")] = Path("docs/reproduction.md"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
+from feddpc.cli.commands import Command, Group
 from feddpc.errors import BadInputError, RunFolderError, unknown
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from feddpc.sweep import Outcome, Plan
     from feddpc.sweep.workers import Workers
 
-app = typer.Typer(help="Try settings of several methods with one budget, and choose.", invoke_without_command=True)
+app = typer.Typer(
+    cls=Group, help="Try settings of several methods with one budget, and choose.", invoke_without_command=True
+)
 
 SEARCH = "Search"
 #: Exit code when some runs are not there: not begun, cut off, or failed.
@@ -139,7 +142,7 @@ def sweep(
     _exit(outcomes)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     folders: Annotated[list[Path], typer.Argument(help="Folders of one sweep, perhaps from several machines.")],
     quiet: flags.Quiet = False,
