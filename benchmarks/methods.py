@@ -18,7 +18,8 @@ from feddpc.bench.clock import timed
 from feddpc.bench.workloads import WORKLOADS
 from feddpc.engine.federation import Progress
 from feddpc.engine.rounds import advance
-from feddpc.run.experiment import ENGINES, prepare
+from feddpc.run.engines import ENGINES
+from feddpc.run.experiment import prepare
 from feddpc.run.specialise import specialise
 
 VARIANTS = {name: {} for name in methods.names()} | {

@@ -18,7 +18,8 @@ from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engine.federation import Progress
 from feddpc.engine.rounds import advance
-from feddpc.run.experiment import choose_engine, prepare
+from feddpc.run.engines import choose_engine
+from feddpc.run.experiment import prepare
 
 
 def main() -> None:

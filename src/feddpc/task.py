@@ -222,6 +222,25 @@ class Classification(Task):
             twin.stochastic = twin._try_out(int(self.classes))
         return twin
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of parameters and inputs."""
+        return self.scaler.dtype
+
+    def reduced(self, precision: str, tests: int = 8) -> Self:
+        """Return a copy for trials: a network of its own in ``precision``, and a few test samples."""
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        twin = copy.copy(self)
+        twin.tally, twin.traces, twin._masks = Tally(), {}, {}
+        twin.module = copy.deepcopy(self.module).to(dtype)
+        twin.flat = Flat(twin.module)
+        twin.scaler = self.scaler.to(self.device, dtype)
+        twin.half = precision == "bf16"
+        twin.x_test, twin.y_test = self.x_test[:tests], self.y_test[:tests]
+        if self.test_scaled:
+            twin.x_test = twin.x_test.to(dtype)
+        return twin
+
     def twin(self) -> Self:
         """Return this task with a network of its own, into which a call swaps its parameters; samples are shared."""
         twin = super().twin()

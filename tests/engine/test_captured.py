@@ -15,7 +15,8 @@ from feddpc.engine.federation import Progress
 from feddpc.engine.loop import Loop
 from feddpc.engine.rounds import advance
 from feddpc.errors import BadInputError
-from feddpc.run.experiment import choose_engine
+from feddpc.run import engines
+from feddpc.run.engines import choose_engine
 from feddpc.run.runner import execute
 from support import DEVICE, HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, small_setting
 
@@ -122,10 +123,8 @@ def test_the_memory_of_a_run_is_free_at_once(name, engine):
 
 
 def test_a_run_that_has_ended_keeps_no_graphs(monkeypatch):
-    from feddpc.run import experiment
-
     machine = Captured(anywhere=True)
-    monkeypatch.setitem(experiment.ENGINES, "graph", lambda: machine)
+    monkeypatch.setitem(engines.ENGINES, "graph", lambda: machine)
     seen = []
     setting, method = small_setting(rounds=3), methods.create("feddpc")
     execute(setting, method=method, engine="graph", on_round=lambda _: seen.append(len(machine._sessions)))
@@ -135,10 +134,8 @@ def test_a_run_that_has_ended_keeps_no_graphs(monkeypatch):
 
 def test_a_device_that_failed_does_not_hide_why(monkeypatch, tmp_path):
     """What a run ended with is told, its folder is closed, and all graphs are forgotten."""
-    from feddpc.run import experiment
-
     machine, left = Captured(anywhere=True), []
-    monkeypatch.setitem(experiment.ENGINES, "graph", lambda: machine)
+    monkeypatch.setitem(engines.ENGINES, "graph", lambda: machine)
 
     def broken(self):
         left.append(self)
@@ -154,16 +151,14 @@ def test_a_device_that_failed_does_not_hide_why(monkeypatch, tmp_path):
     assert len(left) == 1
     assert machine._sessions == {}
     monkeypatch.undo()
-    monkeypatch.setitem(experiment.ENGINES, "graph", lambda: machine)
+    monkeypatch.setitem(engines.ENGINES, "graph", lambda: machine)
     again = execute(setting, method=method, engine="graph", out=tmp_path / "run", resume=True)
     assert again.status == "finished"
 
 
 def test_a_resumed_run_goes_on_captured(tmp_path, monkeypatch):
     """Bit for bit, with a checkpoint in between."""
-    from feddpc.run import experiment
-
-    monkeypatch.setitem(experiment.ENGINES, "graph", lambda: Captured(anywhere=True))
+    monkeypatch.setitem(engines.ENGINES, "graph", lambda: Captured(anywhere=True))
     method = methods.create("feddc")
     whole = execute(small_setting(rounds=6), method=method, engine="graph", out=tmp_path / "a", checkpoint_seconds=0)
     execute(small_setting(rounds=3), method=method, engine="graph", out=tmp_path / "b", checkpoint_seconds=0)
@@ -182,18 +177,18 @@ def test_without_evaluation():
     torch.testing.assert_close(progress.w, other.w, rtol=0, atol=1e-10)
 
 
-def test_graphs_are_refused_without_a_gpu_and_skipped_by_auto():
+def test_graphs_are_refused_without_a_gpu_and_taken_by_auto_with_one():
     setting = small_setting()
     if DEVICE == "cpu":
         with pytest.raises(BadInputError, match="engine 'graph' cannot be used: graphs need a GPU"):
             choose_engine("graph", setting, methods.create("fedavg"))
-    _, seconds = choose_engine("auto", setting, methods.create("fedavg"))
-    assert ("graph" in seconds) == (DEVICE == "cuda")
-    assert not any("compiled" in name for name in seconds)  # six rounds are too few to compile for
+    engine, _ = choose_engine("auto", setting, methods.create("fedavg"))
+    assert (engine.name == "graph") == (DEVICE == "cuda")
 
 
-def test_auto_goes_on_when_an_engine_cannot_capture(monkeypatch):
-    from feddpc.run import experiment
+@pytest.mark.filterwarnings("ignore:engine 'fastest'")
+def test_fastest_goes_on_when_an_engine_cannot_capture(monkeypatch):
+    """And tries no compiled engine for six rounds."""
 
     class Broken(Captured):
         name = "broken"
@@ -201,11 +196,13 @@ def test_auto_goes_on_when_an_engine_cannot_capture(monkeypatch):
         def round(self, *args):
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setitem(experiment.ENGINES, "broken", lambda: Broken(anywhere=True))
-    with pytest.warns(UserWarning, match="engine 'broken' cannot run fedavg here: operation not permitted"):
-        best, seconds = choose_engine("auto", small_setting(), methods.create("fedavg"))
+    monkeypatch.setitem(engines.ENGINES, "broken", lambda: Broken(anywhere=True))
+    monkeypatch.setattr(engines, "disagreement", lambda *_: None)
+    with pytest.warns(UserWarning, match="engine 'broken' cannot run fedavg here: .*operation not permitted"):
+        best, seconds = choose_engine("fastest", small_setting(), methods.create("fedavg"))
     assert best.name != "broken"
     assert "broken" not in seconds
+    assert not any("compiled" in name for name in seconds)
 
 
 def test_what_was_planned_ahead_is_what_would_be_planned_then():

@@ -10,9 +10,10 @@ from feddpc.engine.loop import Loop
 from feddpc.engine.stacked import Stacked
 from feddpc.engine.threads import Threads
 from feddpc.errors import BadInputError
-from feddpc.run import experiment
+from feddpc.run import engines
 from feddpc.run.config import Config
-from feddpc.run.experiment import choose_engine, prepare
+from feddpc.run.engines import choose_engine
+from feddpc.run.experiment import prepare
 from support import blobs, run_rounds, small_setting, uneven
 
 
@@ -55,23 +56,26 @@ def test_hidden_dropout_is_found_out(name):
         ends.append(run_rounds(setting, method, Loop(), 2)[0].w)
     assert setting.task.stochastic
     assert torch.equal(*ends)
-    assert choose_engine("auto", setting, method)[0].name == "loop"
+    with pytest.warns(UserWarning, match="random numbers"):
+        assert choose_engine("auto", setting, method)[0].name == "loop"
 
 
 def test_stacked_refuses_dropout_and_auto_takes_the_loop():
     setting, method = dropout_setting(), methods.create("fedavg")
     with pytest.raises(BadInputError, match="draws random numbers"):
         choose_engine("stacked", setting, method)
-    assert choose_engine("auto", setting, method)[0].name == "loop"
+    with pytest.warns(UserWarning, match="random numbers"):
+        assert choose_engine("auto", setting, method)[0].name == "loop"
 
 
-def test_auto_takes_the_faster_one(monkeypatch):
+@pytest.mark.filterwarnings("ignore:engine 'fastest'")
+def test_fastest_takes_the_faster_one(monkeypatch):
     setting, method = small_setting(), methods.create("feddpc")
     for slow, expected in ((Loop, "stacked"), (Stacked, "loop")):
         clock = _Clock()
-        monkeypatch.setattr(experiment, "time", clock)
+        monkeypatch.setattr(engines, "time", clock)
         monkeypatch.setattr(slow, "train", clock.slowed(slow.train))
-        engine, seconds = choose_engine("auto", setting, method)
+        engine, seconds = choose_engine("fastest", setting, method)
         monkeypatch.undo()
         assert engine.name == expected
         assert set(seconds) == {"loop", "threads", "stacked"}
@@ -99,6 +103,8 @@ def test_choosing_does_not_change_the_run():
     setting, method = small_setting(), methods.create("fedvarp")
     before, _ = run_rounds(setting, method, Loop(), 3)
     choose_engine("auto", setting, method)
+    with pytest.warns(UserWarning, match="last digits"):
+        choose_engine("fastest", setting, method)
     after, _ = run_rounds(setting, method, Loop(), 3)
     assert torch.equal(before.w, after.w)
 

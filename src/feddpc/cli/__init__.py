@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -55,6 +56,7 @@ def main() -> None:
     # Large vectors on huge pages: a server step at 11 million parameters otherwise spends a quarter of its time on page
     # faults. Read by torch when it first allocates, so it must be set before; the library itself leaves it alone.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without the line of code that warned
     try:
         app()
     except FeddpcError as error:

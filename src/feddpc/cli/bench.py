@@ -24,7 +24,7 @@ def bench(
         int | None,
         typer.Option(min=1, help="Turns of each engine. [default: as many as half a minute allows, 2 to 15]"),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. [default: a GPU if there is one]")] = "auto",
+    device: flags.Device = None,
     methods: Annotated[str, typer.Option(help="Names with commas between them.")] = "feddpc",
     engines: Annotated[str | None, typer.Option(help="Names with commas between them. [default: all]")] = None,
     precision: Annotated[
@@ -49,7 +49,8 @@ def bench(
     from feddpc import methods as registry
     from feddpc.bench import machine, server, turns
     from feddpc.bench.workloads import WORKLOADS
-    from feddpc.run.experiment import ENGINES, resolve_device
+    from feddpc.run.engines import ENGINES
+    from feddpc.run.experiment import resolve_device
     from feddpc.run.files import replace_text
 
     names = flags.listed(methods, "--methods")
@@ -57,7 +58,7 @@ def bench(
         registry.get(name)
     wanted = None if precision is None else _chosen("precision", precision, turns.precisions())
     machines = None if engines is None else _chosen("engine", engines, list(ENGINES))
-    place = resolve_device(device)
+    place = resolve_device(device or "auto")
     chosen = _workloads(workload, place, list(WORKLOADS))
     console, log = Console(), Console(stderr=True)
     spoken = log.is_terminal and not quiet

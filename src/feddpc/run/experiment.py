@@ -1,11 +1,9 @@
-"""From a configuration to something that can run: data, partition, model, federation, method, engine."""
+"""From a configuration to something that can run: data, partition, model, federation, method."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import time
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,15 +18,8 @@ from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import make_scaler
 from feddpc.engine import sampler
-from feddpc.engine.base import Engine
-from feddpc.engine.captured import Captured, Compiled, CompiledStreams, Streams
-from feddpc.engine.federation import Federation, Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.placement import Placement, resolve
-from feddpc.engine.rounds import advance
-from feddpc.engine.stacked import Stacked
-from feddpc.engine.threads import Threads
-from feddpc.errors import BadInputError, unknown
+from feddpc.engine.federation import Federation
+from feddpc.errors import BadInputError
 from feddpc.methods.base import Method, State
 from feddpc.methods.world import Ids, World, reserved
 from feddpc.models.flat import Flat
@@ -38,10 +29,6 @@ from feddpc.run.config import Config
 from feddpc.run.process import set_precision, set_threads
 from feddpc.run.validation import held_counts, held_out, judge
 from feddpc.task import Classification
-
-ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (Loop, Threads, Stacked, Captured, Streams, Compiled, CompiledStreams)
-}
 
 #: Clients times classes up to which a run folder says who holds what.
 MOST_HOLDINGS = 250_000
@@ -189,58 +176,6 @@ def make_method(config: Config) -> tuple[Method, Config]:
     """Build the method of a configuration, and write all its hyper-parameters into the latter."""
     method = methods.create(config.method, **config.hyper)
     return method, dataclasses.replace(config, hyper=method.hyper())
-
-
-def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, dict[str, float]]:
-    """Return the engine ``name``; for ``auto`` time every candidate on the first round and take the fastest.
-
-    The timed rounds are thrown away, so the run itself does not depend on them. Another engine than ``loop`` must be
-    a tenth faster: near ties would otherwise be decided by noise, and a run should be the same tomorrow.
-    """
-    if name != "auto":
-        if name not in ENGINES:
-            raise unknown("engine", name, ["auto", *ENGINES])
-        engine = ENGINES[name]()
-        if why := engine.refuses(setting.task):
-            raise BadInputError(f"engine {name!r} cannot be used: {why}; use 'loop' or 'auto'")
-        return engine, {}
-    candidates = [e for e in (cls() for cls in ENGINES.values()) if not e.refuses(setting.task)]
-    if len(candidates) == 1:
-        return candidates[0], {}
-    seconds: dict[str, float] = {}
-    for engine in candidates:
-        if engine.patience and setting.config.rounds * min(seconds.values(), default=0.0) < engine.patience:
-            continue  # it would take longer to compile than it could save
-        try:
-            seconds[engine.name] = _timed(engine, setting, method)
-        except RuntimeError as error:
-            if not engine.captures_rounds:
-                raise
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warnings.warn(f"engine {engine.name!r} cannot run {method.name} here: {why}", stacklevel=2)
-    able = [e for e in candidates if e.name in seconds]
-    best = min(able, key=lambda e: seconds[e.name] * (1.0 if e.name == "loop" else 1.1))
-    for other in candidates:
-        if other is not best:
-            other.release()
-    return best, seconds
-
-
-def _timed(engine: Engine, setting: Setting, method: Method) -> float:
-    """Return the seconds of a round; those before it warm up allocators, kernels and compilers."""
-    cuda = setting.w0.is_cuda
-    # A captured round contains its evaluation, so on a GPU all are timed with it.
-    trial = setting.federation if cuda else dataclasses.replace(setting.federation, evaluate=None, validate=None)
-    population = setting.federation.population
-    placement = Placement(resolve(setting.config.client_memory, method, setting.w0, population))
-    progress = Progress.begin(method, setting.w0, population, placement)
-    advance(trial, method, engine, progress)
-    began = time.perf_counter()
-    for _ in range(3 if cuda else 1):
-        advance(trial, method, engine, progress)
-    if cuda:
-        torch.cuda.synchronize(setting.w0.device)
-    return (time.perf_counter() - began) / (3 if cuda else 1)
 
 
 def complete(

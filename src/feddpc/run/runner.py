@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from feddpc.methods.base import Method, State
 from feddpc.privacy.mechanism import check
 from feddpc.run import checkpoint
 from feddpc.run.config import MAY_CHANGE, Config
-from feddpc.run.experiment import Setting, choose_engine, make_method
+from feddpc.run.engines import CHOSEN, choose_engine
+from feddpc.run.experiment import Setting, make_method
 from feddpc.run.lines import Mark
 from feddpc.run.record import (
     LEARNED,
@@ -58,7 +60,22 @@ class Stop:
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """Turn the first Ctrl-C (or SIGTERM) into a wish; the second one interrupts at once."""
+        """Turn the first Ctrl-C (or SIGTERM) of a program of our own into a wish; the second one interrupts at once."""
+        with self._handling(signal.SIGINT, signal.SIGTERM):
+            yield
+
+    @contextmanager
+    def on_callers_interrupt(self) -> Iterator[None]:
+        """Turn the first Ctrl-C in somebody else's program into a wish, and say so; the second one interrupts at once.
+
+        SIGTERM is the caller's, and so is Ctrl-C if the caller has a handler for it.
+        """
+        own = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        with nullcontext() if own else self._handling(signal.SIGINT, tell=True):
+            yield
+
+    @contextmanager
+    def _handling(self, *numbers: signal.Signals, tell: bool = False) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -67,8 +84,11 @@ class Stop:
             if self.wanted:
                 raise KeyboardInterrupt
             self.wanted = True
+            if tell:
+                with suppress(RuntimeError, OSError):  # the signal may have come in the middle of another print
+                    print("stopping after this round; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
 
-        before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, wish) for number in numbers}
         try:
             yield
         finally:
@@ -125,7 +145,7 @@ def execute(
     setting = specialise(setting, method, _learned(out) if resume and out is not None else None)
     if examine is not None:
         examine(setting)
-    wanted = engine or (stored.engine if config.engine == "auto" else config.engine)
+    wanted = engine or (stored.engine if config.engine in CHOSEN and resume else config.engine)
     machine, timings = choose_engine(wanted, setting, method)
     kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
     kind = resolve(kind, method, setting.w0, setting.federation.population)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
-import json
 import shutil
 import tempfile
 import threading
@@ -15,14 +13,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feddpc.engine.base import Engine
 from feddpc.errors import FeddpcError, FolderInUseError, RunFolderError
-from feddpc.run.experiment import ENGINES, Setting, choose_engine, make_method
-from feddpc.run.files import explained, replace_text, unsynced
+from feddpc.run.files import unsynced
 from feddpc.run.pack import together, twin
-from feddpc.run.record import is_run, read_json
+from feddpc.run.record import is_run
 from feddpc.run.runner import Stop, execute
-from feddpc.run.specialise import specialise
 from feddpc.sweep import claims, worlds
 from feddpc.sweep.item import Item, with_how
 from feddpc.sweep.store import Store
@@ -96,11 +91,9 @@ def _attempt(item: Item, store: Store, checkpoint_seconds: float, on_round: OnRo
         config = with_how(item.complete, item.config)
         with PREPARING:
             setting = worlds.setting(config)
-            engine = _engine(store.folder / "engines", setting)
             setting = setting if alone else twin(setting)
         outcome = execute(
             setting,
-            engine=engine,
             out=store.path(item.key),
             resume=True,
             on_round=count,
@@ -124,33 +117,6 @@ def _attempt(item: Item, store: Store, checkpoint_seconds: float, on_round: OnRo
         return Ran(item.key, "failed", str(error))
     except Exception as error:
         return Ran(item.key, "failed", f"{type(error).__name__}: {error}", traceback.format_exc())
-
-
-def _engine(place: Path, setting: Setting) -> str:
-    """Return the engine for a setting: one for all methods and seeds of a workload, also tomorrow and elsewhere.
-
-    ``auto`` is timed once, and what came out is written down, because engines add in different orders: with another one
-    the last digits would be others.
-    """
-    config = setting.config
-    if config.engine != "auto":
-        return config.engine
-    shared = dataclasses.replace(config, seed=0, threads=None)
-    with explained(place):
-        place.mkdir(exist_ok=True)
-    note = place / f"{worlds.digest(shared)}.json"
-    with claims.locked(place):
-        known = ENGINES.get(str(read_json(note, []).get("engine")))
-        if known is not None and known().refuses(setting.task) is None:
-            return known.name
-        method, _ = make_method(config)
-        engine: Engine
-        engine, seconds = choose_engine("auto", specialise(setting, method), method)
-        engine.release()
-        if known is None:
-            about = {"engine": engine.name, "seconds": seconds, "world": json.loads(worlds.world(shared))}
-            replace_text(note, json.dumps(about, indent=1) + "\n")
-    return engine.name
 
 
 def _packed(ran: Ran, folder: Path) -> Ran:

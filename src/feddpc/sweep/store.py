@@ -1,8 +1,7 @@
 """The folder of a sweep: a run folder for every item, and tables that can be made anew from them at any time.
 
 ``items/KEY`` holds the runs, ``failed/KEY.json`` why one could not be made, ``damaged/`` what was found broken and set
-aside, ``claims/`` who works on what, ``engines/`` which engine was timed to be the fastest. Folders of two machines are
-merged by copying ``items``.
+aside, ``claims/`` who works on what. Folders of two machines are merged by copying ``items``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from feddpc.sweep.outcome import Outcome, read
 
 #: What may lie in the folder of a sweep.
 PARTS_OF_A_SWEEP = (
-    *("sweep.toml", "items", "failed", "damaged", "claims", "engines", ".lock"),
+    *("sweep.toml", "items", "failed", "damaged", "claims", ".lock"),
     *("results.jsonl", "results.csv", "chosen.json"),
 )
 #: Columns of results.csv before those of the settings.
