@@ -1,5 +1,6 @@
 """feddpc.simulate with one's own module, data, partition and method, and the Result it returns."""
 
+import ast
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import feddpc
+import feddpc.flower
 from feddpc.errors import BadInputError, DataError
 from feddpc.methods.feddpc import FedDPC
 from support import blobs, tiny_net, uneven
@@ -172,3 +174,44 @@ def test_unknown_attribute():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         feddpc.nonsense  # noqa: B018
     assert {name for name in feddpc.__all__ if not hasattr(feddpc, name)} == set()
+
+
+def test_names_can_be_completed():
+    """Editors and notebooks ask `dir`, before anything was imported."""
+    code = "import feddpc, feddpc.flower; print(dir(feddpc)); print(dir(feddpc.flower))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    own, flower = (set(ast.literal_eval(line)) for line in done.stdout.splitlines())
+    assert own >= {*feddpc.__all__, "__doc__", "__name__"}
+    assert flower >= {"FedDPC", "FedAvg", "FaultyGrid", "client_app", "server_app", "strategy", "__doc__"}
+    for name in flower:
+        assert hasattr(feddpc.flower, name), name
+
+
+def test_names_can_be_completed_without_flower(monkeypatch):
+    def absent():
+        raise BadInputError("flwr is not installed")
+
+    monkeypatch.setattr(feddpc.flower, "check_flwr", absent)
+    assert "strategy" in dir(feddpc.flower)
+
+
+def test_a_result_is_shown_in_a_few_words(tmp_path):
+    result = simulate(out=tmp_path / "r")
+    again = feddpc.rerun(tmp_path / "r", data=blobs(), model=tiny_net(), partition=uneven(90))
+    best = f"{100 * result.best_accuracy:.2f}"
+    for shown in (repr(result), repr(again), repr([result])):
+        assert len(shown) < 400
+        assert shown.count("\n") < 4
+        for part in ("feddpc", "blobs", "4", "finished", best):
+            assert part in shown
+        assert "tensor" not in shown
+    assert "identical" in repr(again)
+    assert repr(again).startswith("<Rerun")
+    assert str(tmp_path) in repr(result)
+
+
+def test_a_result_without_an_accuracy_is_shown_too():
+    result = simulate(client_lr=1e30, rounds=2, method="fedavg")
+    assert result.status == "diverged"
+    assert "diverged" in repr(result)
+    assert not result.best_accuracy > 1

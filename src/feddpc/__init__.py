@@ -36,6 +36,10 @@ _HOMES = dict.fromkeys(("simulate", "rerun", "Result", "Rerun"), "feddpc.api")
 _HOMES |= {"Dataset": "feddpc.data", "Method": "feddpc.methods"}
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a simulation gave: curves, summary and the final model."""
 
@@ -45,6 +45,17 @@ class Result:
     summary: dict[str, Any]
     state_dict: dict[str, Tensor]  #: the final model; ``module.load_state_dict`` accepts it
     folder: Path | None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {'; '.join(self._facts())}>"
+
+    def _facts(self) -> list[str]:
+        config, best = self.config, self.summary["best_accuracy"]
+        facts = [
+            f"{config.method} on {config.data}, {len(self.records)} of {config.rounds} rounds, {self.status}",
+            "no test accuracy" if best is None else f"best test accuracy {100 * best:.2f} %",
+        ]
+        return facts if self.folder is None else [*facts, str(self.folder)]
 
     def curve(self, name: str) -> Floats:
         """Return one value a round, NaN where there is none: ``test_accuracy``, ``train_loss``, a method's note."""
@@ -67,8 +78,9 @@ class Result:
 
     @property
     def best_accuracy(self) -> float:
-        """The largest test accuracy over rounds."""
-        return float(self.summary["best_accuracy"])
+        """The largest test accuracy over rounds; NaN where no round has one."""
+        best = self.summary["best_accuracy"]
+        return float("nan" if best is None else best)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw accuracy and loss over rounds; save the picture if ``path`` is given."""
@@ -79,11 +91,14 @@ class Result:
         return figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rerun(Result):
     """What a run gave that was made again, and how it compares with the first one."""
 
     likeness: Likeness
+
+    def _facts(self) -> list[str]:
+        return [*super()._facts(), str(self.likeness)]
 
 
 def simulate(
@@ -104,6 +119,9 @@ def simulate(
     **more: Any,
 ) -> Result:
     """Simulate a federation and return its curves and final model.
+
+    The first Ctrl-C ends the simulation after the present round, and what there is so far is returned with the status
+    ``interrupted``; the second one raises ``KeyboardInterrupt`` at once. A handler of your own for SIGINT is kept.
 
     Args:
         data: a known name, a path, a :class:`Dataset`, or ``(x_train, y_train, x_test, y_test)`` arrays or tensors.
@@ -141,15 +159,17 @@ def simulate(
         own = _Own.of(data=data, model=model, method=method, partition=partition)
         config = Config.read(values | own.values)
         chosen = own.method or methods.create(config.method, **config.hyper)
-        outcome = execute(
-            own.setting(config, chosen),
-            method=chosen,
-            out=folder,
-            resume=resume,
-            on_round=on_round,
-            stop=Stop(),
-            track=track,
-        )
+        setting, stop = own.setting(config, chosen), Stop()
+        with stop.on_callers_interrupt():
+            outcome = execute(
+                setting,
+                method=chosen,
+                out=folder,
+                resume=resume,
+                on_round=on_round,
+                stop=stop,
+                track=track,
+            )
     return _result(outcome)
 
 
@@ -167,7 +187,8 @@ def rerun(
     """Make the run in ``folder`` again from its ``config.toml`` and ``environment.json``, and say how alike it is.
 
     The engine is the one that was used then. Other data or another partition than then are an error; other versions,
-    another machine or another initial model are warned of, and listed in ``Rerun.likeness``.
+    another machine or another initial model are warned of, and listed in ``Rerun.likeness``. Ctrl-C works as in
+    :func:`simulate`.
 
     Args:
         folder: the run folder.
@@ -189,13 +210,16 @@ def rerun(
         if own.method is None:
             methods.refuse_code(Path(folder), [again.config.method], [str(own.values.get("method"))])
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
-        outcome = execute(
-            own.setting(again.config, chosen),
-            method=chosen,
-            out=Path(out) if out is not None else None,
-            on_round=on_round,
-            examine=again.examine,
-        )
+        setting, stop = own.setting(again.config, chosen), Stop()
+        with stop.on_callers_interrupt():
+            outcome = execute(
+                setting,
+                method=chosen,
+                out=Path(out) if out is not None else None,
+                on_round=on_round,
+                stop=stop,
+                examine=again.examine,
+            )
     return Rerun(**vars(_result(outcome)), likeness=again.compare(outcome.records))
 
 
