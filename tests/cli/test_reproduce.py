@@ -46,7 +46,7 @@ def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_on
 
     def carry_out(question, parts, place, labour, *, grid):
         seen.append(labour.workers.at_once)
-        return SimpleNamespace(missing=[])
+        return SimpleNamespace(missing=[], failures=[])
 
     monkeypatch.setattr("feddpc.reproduce.work.carry_out", carry_out)
     feddpc("table2", *wanted, "--report-only", "--quiet")

@@ -194,3 +194,20 @@ def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, m
     report = work.carry_out(question, (), place, work.Labour(), grid=True)
     assert [(o.item.config.lr, o.status) for o in report.missing] == [(0.3, "failed")]
     assert Tuned.read(place.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr == 0.1
+
+
+def test_a_page_or_figure_that_cannot_be_made_is_listed_and_the_rest_is_there(done, tmp_path, monkeypatch):
+    question, _, report = done
+
+    def broken(*_, **__):
+        raise ValueError("nothing to draw with")
+
+    monkeypatch.setattr(work.figures, "draw_all", broken)
+    monkeypatch.setattr(work, "write_page", broken)
+    place, failures = work.Place.of(tmp_path, question), []
+    paths = work.write_results(report.study, ("table2",), place, failures)
+    assert [path.name for path in paths] == ["results.md", "records.json"]
+    assert all(path.is_file() for path in paths)
+    assert [text.partition(" ")[0] for text in failures] == ["figures", "report.html"]
+    with pytest.raises(ValueError, match="nothing to draw with"):
+        work.write_results(report.study, ("table2",), place)

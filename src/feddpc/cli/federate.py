@@ -114,7 +114,9 @@ def _show(run: Path, folder: Path, console: Console, quiet: bool) -> None:
     from feddpc.report import page, tables
 
     runs = tables.collect(run)
-    paths = page.write_all(runs, folder)
+    failures: list[str] = []
+    paths = page.write_all(runs, folder, failures=failures)
+    flags.warn_of_failures(failures, folder)
     if quiet:
         return
     console.print(_curve(runs[0].records))

@@ -214,6 +214,13 @@ def given(local: dict[str, Any], *more: str) -> dict[str, Any]:
     return found
 
 
+def warn_of_failures(failures: Sequence[str], folder: Path) -> None:
+    """Say in one line which pictures or pages of finished runs are not there, and how to get them later."""
+    if failures:
+        remedy = f"the records are complete, `feddpc report {folder}` draws them later"
+        typer.echo(f"warning: {'; '.join(failures)}; {remedy}", err=True)
+
+
 def method_names(flag: str | None, filed: Any) -> list[str] | None:
     """Read the methods from the flag or, without it, from a file (``filed``); None if neither says any."""
     from feddpc import methods

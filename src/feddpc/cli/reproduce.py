@@ -164,6 +164,8 @@ def reproduce(
                 beside = at_once or flags.usual_at_once(device, question.data, model)
                 labour = work.Labour(report_only, _crew(question.data, processes, beside), progress, stop)
                 reports.append(work.carry_out(question, wanted[question.data], place, labour, grid=grid))
+            if reports[-1].failures:
+                reproduced.warn_of_failures(reports[-1], target)
             if speak:
                 reproduced.show(reports[-1])
             if stop.wanted:

@@ -48,6 +48,14 @@ def show(report: Report) -> None:
             console.print(f"  and {len(report.missing) - NAMED} more")
 
 
+def warn_of_failures(report: Report, target: str) -> None:
+    """Say in one line which figures or pages are not there, and how to get them later."""
+    import typer
+
+    remedy = f"the records are complete, the same `feddpc reproduce {target}` with --report-only draws them later"
+    typer.echo(f"warning: {'; '.join(report.failures)}; {remedy}", err=True)
+
+
 def show_sheet(sheet: Sheet) -> None:
     """Print a table, its title above and its notes below."""
     console = _console()

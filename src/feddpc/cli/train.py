@@ -255,12 +255,14 @@ def _present(
     """Write pictures, table and page, and show them."""
     from feddpc.report import page, tables
 
-    _picture(outcomes[0], out / "partition.png")
+    failures: list[str] = []
+    _picture(outcomes[0], out / "partition.png", failures)
     summaries = [outcome.summary for outcome in outcomes]
     damage: list[str] = []
     runs = tables.collect(out, damage)
     rows = tables.rows(runs)
-    paths = page.write_all(runs, out, notes=damage)
+    paths = page.write_all(runs, out, notes=damage, failures=failures)
+    flags.warn_of_failures(failures, out)
     if as_json:
         value: dict[str, Any] = summaries[0] if single else {"runs": summaries, "table": tables.as_dicts(rows)}
         typer.echo(json.dumps({**value, "folder": str(out), **(more or {})}))
@@ -282,14 +284,16 @@ def _exit(interrupted: bool, statuses: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def _picture(outcome: Outcome, path: Path) -> None:
+def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
     """Draw who holds what, once, for the page; the first seed's partition stands for the others."""
     config, partition, data = outcome.config, outcome.setting.partition, outcome.setting.data
     if path.exists() or len(partition) > 10_000:
         return
-    from feddpc.report import partition_picture
+    from feddpc.report.failures import noted
     from feddpc.run.files import explained
 
     title = f"{config.data}: {config.partition}, {config.clients} clients, seed {config.seed}"
-    with explained(path):
+    with noted(path, failures), explained(path):
+        from feddpc.report import partition_picture
+
         partition_picture.draw(partition.counts(data.y_train, data.classes), path, data.class_names, title)

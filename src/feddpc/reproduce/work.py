@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddpc import data
 from feddpc.errors import DataError
+from feddpc.report.failures import noted
 from feddpc.report.page import write_page
 from feddpc.reproduce import documents, figures, plan, records
 from feddpc.reproduce.question import Question
@@ -106,6 +107,7 @@ class Report:
     parts: tuple[str, ...]  #: those that were asked for
     missing: list[Outcome]  #: runs that have not ended
     paths: list[Path]
+    failures: list[str] = field(default_factory=list)  #: figures or pages that could not be made, and why
 
 
 def carry_out(question: Question, parts: Sequence[str], place: Place, labour: Labour, *, grid: bool) -> Report:
@@ -132,11 +134,15 @@ def carry_out(question: Question, parts: Sequence[str], place: Place, labour: La
     study = Study(question.data, question.slug, question.short, rows, origin)
     if (kept := place.results / "records.json").is_file():
         study = joined(records.read(kept), study)  # with what earlier calls asked for
-    return Report(study, done, missing, write_results(study, done, place))
+    failures: list[str] = []
+    return Report(study, done, missing, write_results(study, done, place, failures), failures)
 
 
-def write_results(study: Study, parts: Sequence[str], place: Place) -> list[Path]:
-    """Write records, tables, figures and page of a study; return the paths that a person wants to see."""
+def write_results(study: Study, parts: Sequence[str], place: Place, failures: list[str] | None = None) -> list[Path]:
+    """Write records, tables, figures and page of a study; return the paths that a person wants to see.
+
+    With ``failures``, figures or a page that cannot be made are listed there with the reason.
+    """
     folder = place.results
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,14 +150,17 @@ def write_results(study: Study, parts: Sequence[str], place: Place) -> list[Path
     for part in parts:
         for sheet in documents.sheets(study, part):
             replace_text(folder / f"{sheet.name}.csv", sheet.csv())
-    drawn = figures.draw_all(study, folder, parts)
+    drawn: list[Path] = []
+    with noted(folder / "figures", failures):
+        drawn = figures.draw_all(study, folder, parts)
     pictures = {path.stem: path.name for path in drawn}
     replace_text(folder / "results.md", documents.section(study, parts, pictures) + "\n")
     paths = [folder / "results.md", *drawn, folder / "records.json"]
     # A page of hundreds of settings shows nothing: the grid is for the table.
     if runs := all_runs(row for part in parts if part != "grid" for row in study.part(part)):
         title = f"Reproduction: {study.title}"
-        paths.append(write_page(folder / "report.html", runs, title=title, notes=_notes(study)))
+        with noted(folder / "report.html", failures):
+            paths.append(write_page(folder / "report.html", runs, title=title, notes=_notes(study)))
     return paths
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,7 @@ from string import Template
 from feddpc._version import __version__
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.report import figures, tables
+from feddpc.report.failures import noted
 from feddpc.report.groups import groups, show
 from feddpc.report.page import charts, sections
 from feddpc.report.page.embed import embedded, numbers
@@ -45,15 +46,30 @@ def write_page(path: Path, runs: Sequence[StoredRun], *, title: str | None = Non
 
 
 def write_all(
-    runs: Sequence[StoredRun], folder: Path, *, title: str | None = None, notes: Sequence[str] = ()
+    runs: Sequence[StoredRun],
+    folder: Path,
+    *,
+    title: str | None = None,
+    notes: Sequence[str] = (),
+    failures: list[str] | None = None,
 ) -> list[Path]:
-    """Write ``curves.png``, ``table.csv`` and ``report.html`` into ``folder`` and return their paths."""
+    """Write ``curves.png``, ``table.csv`` and ``report.html`` into ``folder`` and return their paths.
+
+    With ``failures``, a file that cannot be written is listed there with the reason, and the others are written.
+    """
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    curves, table, page = (folder / name for name in ("curves.png", "table.csv", "report.html"))
-    figures.save(figures.curves(runs), curves)
-    replace_text(table, tables.as_csv(tables.rows(runs)))
-    return [curves, table, write_page(page, runs, title=title, notes=notes)]
+    writers: dict[str, Callable[[Path], object]] = {
+        "curves.png": lambda path: figures.save(figures.curves(runs), path),
+        "table.csv": lambda path: replace_text(path, tables.as_csv(tables.rows(runs))),
+        "report.html": lambda path: write_page(path, runs, title=title, notes=notes),
+    }
+    written = []
+    for name, write in writers.items():
+        with noted(folder / name, failures):
+            write(folder / name)
+            written.append(folder / name)
+    return written
 
 
 def refuse_to_overwrite(folder: Path) -> None:
