@@ -22,7 +22,9 @@ from feddpc.run.experiment import prepare
 from support import DEVICE, blobs, small_setting, uneven
 
 FEDAVG = methods.create("fedavg")
-SMALL = {"clients": 100, "cohort": 10, "rounds": 3, "device": "cpu"}
+SMALL = {"clients": 100, "cohort": 10, "rounds": 3, "device": DEVICE}
+#: What auto takes for small models, and another engine that pads.
+AUTO = "stacked" if DEVICE == "cpu" else "graph"
 
 
 def simulate(**values):
@@ -75,7 +77,7 @@ class LooksAtValues(Net):
 
 class WritesIntoZeros(Net):
     def forward(self, x):
-        padded = torch.zeros(len(x), 64)
+        padded = torch.zeros(len(x), 64, device=x.device)
         padded[:, :] = x.flatten(1)
         return self.head(padded)
 
@@ -114,7 +116,7 @@ def test_a_loss_that_counts_padding_is_trained_in_the_loop():
 
 def test_a_loss_that_leaves_padding_out_is_stacked_without_a_word():
     result = simulate(method=MaskedMean())
-    assert result.config.engine == "stacked"
+    assert result.config.engine == AUTO
     reference = simulate(method="fedavg", engine="loop")
     assert result.test_loss == pytest.approx(reference.test_loss, abs=1e-5)
 
@@ -137,7 +139,7 @@ def test_a_method_that_branches_on_a_tensor_is_trained_in_the_loop():
 
 
 def test_a_model_that_can_be_stacked_is():
-    assert simulate(model=Net()).config.engine == "stacked"
+    assert simulate(model=Net()).config.engine == AUTO
 
 
 def test_a_mistake_in_a_model_is_told_as_it_is():
@@ -156,12 +158,12 @@ def test_own_models_pass_with_every_method(name):
     """Populations, clusters, surveys and probes of the real experiment fit the small one."""
     hyper = {"clusters": 20} if name == "clusterfedvarp" else {}
     result = simulate(model=Net(), method=name, hyper=hyper, rounds=1)
-    assert result.config.engine == "stacked"
+    assert result.config.engine == AUTO
 
 
 @pytest.mark.parametrize("policy", [{"rule": "median"}, {"faults": {"nan": 0.2}}, {"screen": {"norm": 3.0}}])
 def test_policies_of_the_server_do_not_disturb_the_comparison(policy):
-    assert simulate(model=Net(), **policy).config.engine == "stacked"
+    assert simulate(model=Net(), **policy).config.engine == AUTO
 
 
 def test_one_comparison_per_code_and_shapes(monkeypatch):
@@ -181,10 +183,10 @@ def test_one_comparison_per_code_and_shapes(monkeypatch):
 
 def test_the_comparison_takes_less_than_a_second(monkeypatch):
     monkeypatch.setattr(engines, "_compared", {})
-    setting = prepare(Config.read({"device": "cpu"}), module=Net())
+    setting = prepare(Config.read({"device": DEVICE}), module=Net())
     began = time.process_time()
-    assert choose_engine("auto", setting, FEDAVG)[0].name == "stacked"
-    assert time.process_time() - began < 1
+    assert choose_engine("auto", setting, FEDAVG)[0].name == AUTO
+    assert time.process_time() - began < (1 if DEVICE == "cpu" else 5)  # there, with the first use of libraries
 
 
 # The rule of auto
