@@ -116,7 +116,7 @@ class TestForeignApps:
         assert [record.dropped for record in strategy.records] == [late] * 3
 
     def test_parallel_attackers_know_the_last_update_from_two_models(self):
-        grid, strategy = self.grid(parallel=1 / NODES), flower.FedDPC(**EVERYBODY)
+        grid, strategy = self.grid(parallel=1 / NODES), flower.FedDPC(**EVERYBODY, max_scale=10)
         train(strategy, grid)
         assert "parallel" not in grid.who[0]
         assert len(grid.who[1]["parallel"]) == 1

@@ -28,11 +28,13 @@ def _seeds() -> dict[str, list[bytes]]:
     orders = [(m, action) for m, grid in said.items() for action in grid.heard if (m, action) not in LATER]
     train = said["scaffold"].heard["train"]
     answers = zip(QUESTIONS, ("query.hello", "query.setup", "query.probe", *["query.learn"] * 3), strict=True)
-    weights = {"arrays": pack({"w": torch.ones(3)}), "metrics": MetricRecord({"num-examples": 2, "loss": 0.5})}
+    metrics = MetricRecord({"num-examples": 2, "loss": 0.5})
+    models = [{"w": torch.ones(3)}, {"w": torch.ones(3), **messages.BUFFERS}]
+    weights = [as_bytes(RecordDict({"arrays": pack(model), "metrics": metrics})) for model in models]
     asked, told = _secure()
     return {
         "flower_reply": [train[1]],
-        "flower_plain_reply": [as_bytes(RecordDict(weights))],
+        "flower_plain_reply": weights,
         "flower_order": [bytes([ACTIONS.index(a)]) + said[m].heard[a][0] for m, a in orders],
         "flower_answer": [bytes([i]) + said[q[0]].heard[action][1] for i, (q, action) in enumerate(answers)],
         "secure_reply": [bytes([STAGES.index(stage)]) + content for stage, content in told.items()],

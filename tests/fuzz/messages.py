@@ -10,7 +10,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from unittest import mock
 
 import numpy as np
@@ -132,6 +132,7 @@ def served(made: MethodStrategy, hear: Callable[[], object]) -> None:
     """Let a server hear something, and see that nothing is spoilt."""
     made.records.clear()
     made.refusals.clear()
+    made._void.clear()
     hear()
     assert bool(made.now.w.isfinite().all()), "a reply spoilt the model"
 
@@ -148,11 +149,15 @@ def flower_reply(content: bytes) -> None:
     served(made, lambda: made.aggregate_train(1, [Message(found, reply_to=to), honest]))
 
 
+#: The buffers of a layer that normalizes.
+BUFFERS = {"n.running_mean": torch.zeros(2), "n.running_var": torch.ones(2), "n.num_batches_tracked": torch.tensor(0)}
+
+
 @cache
-def plain() -> tuple[MethodStrategy, Progress, Message]:
+def plain(buffers: bool) -> tuple[MethodStrategy, Progress, Message]:
     """Return a drop-in strategy before its first round, where it stands, and a message of the round."""
     made, grid = flower.FedDPC(min_available_nodes=2), Foreign()
-    made.begin(pack({"w": torch.zeros(3)}), 1)
+    made.begin(pack({"w": torch.zeros(3), **(BUFFERS if buffers else {})}), 1)
     made.prepare(grid)
     return made, copy.deepcopy(made.now), Message(RecordDict(), 1000, MessageType.TRAIN, group_id="1")
 
@@ -162,10 +167,15 @@ def flower_plain_reply(content: bytes) -> None:
     """A reply of somebody's own client app to a drop-in strategy, to training and to evaluation."""
     if (found := arrived(content)) is None:
         return
-    made, before, sent = plain()
-    made.progress, made._sent = copy.deepcopy(before), [sent]
-    served(made, lambda: made.aggregate_train(1, [Message(found, reply_to=sent)]))
-    served(made, lambda: made.aggregate_evaluate(1, [Message(found, reply_to=sent)]))
+    for buffers in (False, True):
+        made, before, sent = plain(buffers)
+        made.progress, made._sent = copy.deepcopy(before), [sent]
+        replies = [Message(found, reply_to=sent)]
+        served(made, partial(made.aggregate_train, 1, replies))
+        served(made, partial(made.aggregate_evaluate, 1, replies))
+        assert buffers == bool(made._buffers)
+        if buffers:
+            assert bool((made._buffers["n.running_var"].numpy() >= 0).all()), "a reply made a variance negative"
 
 
 def _greeted(made: FederatedStrategy, grid: Foreign) -> None:

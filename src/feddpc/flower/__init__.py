@@ -11,11 +11,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from feddpc.errors import FeddpcError
 from feddpc.flower.versions import check_flwr
 
 _HOMES = {
     "FaultyGrid": "feddpc.flower.faulty",
     "InProcessGrid": "feddpc.flower.grid",
+    "buffer_names": "feddpc.flower.buffers",
     "client_app": "feddpc.flower.client",
     "dealt": "feddpc.flower.sources",
     "secure_client_app": "feddpc.flower.secure.client",
@@ -24,6 +26,14 @@ _HOMES = {
     "server_app": "feddpc.flower.server",
     "strategy": "feddpc.flower.server",
 }
+
+
+def __dir__() -> list[str]:
+    try:
+        check_flwr()
+    except FeddpcError:  # the names of the drop-ins come from Flower
+        return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *importlib.import_module("feddpc.flower.dropin").dropins()})
 
 
 def __getattr__(name: str) -> Any:

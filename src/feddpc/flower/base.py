@@ -6,14 +6,14 @@ import dataclasses
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
@@ -24,8 +24,10 @@ from feddpc.engine.federation import Progress
 from feddpc.engine.memory import Memory
 from feddpc.engine.rounds import Record
 from feddpc.engine.serving import Served
-from feddpc.flower.screening import Bounds, Refusal, alike, sift
-from feddpc.flower.wire import Layout, only_record
+from feddpc.errors import BadInputError
+from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, alike, describe_void_round, sift
+from feddpc.flower.wire import Layout, cast_note, only_record
+from feddpc.flower.wrappers import refuse_privacy_wrappers
 from feddpc.methods.base import Method, State
 from feddpc.options import whole
 from feddpc.run import checkpoint
@@ -48,17 +50,27 @@ class MethodStrategy(FedAvg):
     Args:
         method: the method.
         bounds: what a reply may say.
-        min_replies: how many replies must be usable for a round to count; else model and memories stay as they are.
+        min_replies: how many replies must be usable for a round to count; else the round is void: the model and the
+            memories of clients stay as they are, and the method is told that nothing came (``idle``).
+        max_void_rounds: how many void rounds in a row end a run.
         folder: where records and, after every round, a checkpoint go; a run that is there is continued.
         flower: arguments of Flower's own ``FedAvg``: sampling, evaluation, names of records.
     """
 
     def __init__(
-        self, method: Method, *, bounds: Bounds, min_replies: int, folder: str | Path | None, flower: dict[str, Any]
+        self,
+        method: Method,
+        *,
+        bounds: Bounds,
+        min_replies: int,
+        max_void_rounds: int,
+        folder: str | Path | None,
+        flower: dict[str, Any],
     ) -> None:
         super().__init__(**flower)
         self.method, self.bounds = method, bounds
         self.min_replies = whole("min_replies", min_replies, 1)
+        self.max_void_rounds = whole("max_void_rounds", max_void_rounds, 1)
         self.folder = Path(folder) if folder is not None else None
         self.records: list[Record] = []  #: of the rounds of this process
         self.refusals: list[Refusal] = []  #: every reply that did not count, with its node and the reason
@@ -70,6 +82,9 @@ class MethodStrategy(FedAvg):
         self._past: list[dict[str, Any]] = []  # records of rounds before a restart
         self._offset = 0
         self._arrays = ArrayRecord()
+        self._buffers: dict[str, Array] = {}  # arrays of the model that are not trained
+        self._void: list[str] = []  # the void rounds since the last one that counted, with their reasons
+        self._cast_logged = False
         self._sent: list[Message] = []
         self._began = 0.0
 
@@ -93,6 +108,10 @@ class MethodStrategy(FedAvg):
         """Return what a run folder says once, by the names of the files."""
         return {"privacy": {"note": self.disclosure(), "disclosed": {}}}
 
+    def make_layout(self, arrays: ArrayRecord) -> Layout:
+        """Return how the first model lies in its vector."""
+        return Layout(arrays)
+
     def scored(self) -> tuple[float, float]:
         """Return accuracy and loss of the present model on the server's test set."""
         return float("nan"), 0.0
@@ -102,6 +121,11 @@ class MethodStrategy(FedAvg):
         return self.method.privacy
 
     # Flower's interface.
+
+    def summary(self) -> None:
+        """Log the settings. Flower's wrappers call this first."""
+        refuse_privacy_wrappers(self)
+        super().summary()
 
     def start(
         self,
@@ -178,19 +202,20 @@ class MethodStrategy(FedAvg):
 
     def arrays(self) -> ArrayRecord:
         """Return the present model as Flower's arrays."""
-        self._arrays = self.layout.record(self.now.w)
+        self._arrays = self.layout.record(self.now.w, self._buffers)
         return self._arrays
 
     def evaluated(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the model that is evaluated, which for some methods is another than the one that is trained."""
         w = self.method.evaluated(self.now.w, self.now.server)
-        return arrays if w is self.now.w else self.layout.record(w)
+        return arrays if w is self.now.w else self.layout.record(w, self._buffers)
 
     def begin(self, arrays: ArrayRecord, rounds: int) -> None:
         """Set the first model, or take the state from ``folder`` if a run is there."""
         self.records, self.refusals, self._past = [], [], []
-        self._layout = Layout(arrays)
-        self.reset(self.layout.vector(arrays))
+        self._void, self._cast_logged = [], False
+        self._layout = self.make_layout(arrays)
+        self.reset(self.read_model(arrays))
         self._arrays = arrays
         if self.folder is None:
             return
@@ -206,6 +231,14 @@ class MethodStrategy(FedAvg):
             self._run.begin(config)
         self._listed = self._run.lines(REFUSALS)
 
+    def read_model(self, arrays: ArrayRecord) -> Tensor:
+        """Return a whole model, not an update, as a vector; refuse one that is not finite."""
+        w = self.layout.vector(arrays)
+        for name, (a, b) in self.layout.spans.items():
+            if not bool(w[a:b].isfinite().all()):
+                raise BadInputError(f"array {name!r} of the model is not finite: train from finite weights")
+        return w
+
     def reset(self, w: Tensor) -> None:
         """Stand before round 1 with the model ``w``."""
         population = self.population()
@@ -218,8 +251,21 @@ class MethodStrategy(FedAvg):
         measured = [r for r in self.records if np.isfinite(r.test_accuracy)]
         return {r.round - done: MetricRecord({"accuracy": r.test_accuracy, "loss": r.test_loss}) for r in measured}
 
-    def keep(self, t: int, kept: Ints, dropped: Iterable[int], refused: list[Refusal], **more: Any) -> Record:
-        """Close round ``t``: write it down, and the state after it."""
+    def keep(
+        self,
+        t: int,
+        kept: Ints,
+        dropped: Iterable[int],
+        refused: list[Refusal],
+        *,
+        void: str | None = None,
+        **more: Any,
+    ) -> Record:
+        """Close round ``t``: write it down, and the state after it.
+
+        ``void`` says why no reply counts although clients were asked. Too many such rounds in a row raise an error.
+        """
+        why = "" if void is None else f"round {t}: {void}: {describe_void_round(refused, sorted(dropped))}"
         rejected = {r.client for r in refused if r.client is not None} - set(kept.tolist())
         refused, self.pending = self.pending + refused, []
         self.refusals += refused
@@ -238,11 +284,35 @@ class MethodStrategy(FedAvg):
             faults=more.get("faults", {}),
         )
         self.records.append(record)
-        if not len(kept):
-            log(WARNING, "round %d: fewer than %d replies can be used, so none of them counts", t, self.min_replies)
         if self._run is not None:
             self._write(self._run, record, refused)
+        if len(kept):
+            self._void = []
+        else:
+            log(WARNING, "round %d: no reply counts%s", t, f": {void}" if void else "")
+        if void is not None:
+            self._void.append(why)
+            self._stop_if_void()
         return record
+
+    def _stop_if_void(self) -> None:
+        if len(self._void) < self.max_void_rounds:
+            return
+        begin = "start again" if self.folder is None else f"start again with folder = {str(self.folder)!r} to continue"
+        raise VoidRoundsError(
+            f"no reply counted in {len(self._void)} rounds in a row (max_void_rounds = {self.max_void_rounds}): "
+            f"{' | '.join(self._void)}. Remove the cause and {begin}, or raise max_void_rounds"
+        )
+
+    def no_quorum(self) -> str:
+        """Return why a round is void in which too few replies can be used."""
+        return f"fewer than {self.min_replies} replies can be used"
+
+    def log_cast(self, arrays: ArrayRecord, dtypes: Mapping[str, str]) -> None:
+        """Log once per run that replies come in another floating type than the model's."""
+        if not self._cast_logged and (note := cast_note(arrays, dtypes)) is not None:
+            self._cast_logged = True
+            log(WARNING, "%s. Every reply in another floating type is cast; this is logged once per run", note)
 
     def _write(self, run: RunFolder, record: Record, refused: list[Refusal]) -> None:
         """Bring a round to the disk; it counts when the checkpoint that names its marks is there."""
@@ -262,13 +332,14 @@ class MethodStrategy(FedAvg):
     def chosen(self, t: int, ids: Ints, served: Served | None, nodes: dict[int, int]) -> tuple[Ints, list[Refusal]]:
         """Return whose updates the server took, and the others as refusals; ``nodes`` are the clients'."""
         if served is None:
-            reason, good = (
-                f"fewer than {self.min_replies} updates are within the bound on norms",
-                np.zeros(len(ids), bool),
-            )
+            reason, good = self.no_quorum_within_bound(), np.zeros(len(ids), bool)
         else:
             reason, good = "its update is much longer than usual, or the rule did not choose it", served.good.numpy()
         return ids[good], [Refusal(t, nodes[client], client, reason) for client in ids[~good].tolist()]
+
+    def no_quorum_within_bound(self) -> str:
+        """Return why a round is void in which too many updates are too long."""
+        return f"fewer than {self.min_replies} updates are within the bound on norms"
 
     def accept(self, t: int, kept: Ints, nodes: dict[int, int]) -> None:
         """Remember whose replies counted in round ``t``; a client learns it the next time it is asked."""
@@ -287,7 +358,9 @@ class MethodStrategy(FedAvg):
         self._run.finish(summarise(self.describe(rounds), records, "finished", None))
 
     def _named(self, w: Tensor) -> State:
-        return {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}
+        named = {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}
+        named |= {name: torch.from_numpy(np.array(array.numpy())) for name, array in self._buffers.items()}
+        return {name: named[name] for name in self.layout.names}
 
 
 def _signed(node: int) -> int:

@@ -13,18 +13,21 @@ from typing import Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from torch import Tensor
 
 from feddpc import methods
 from feddpc.engine.serving import Served, serve, settle
 from feddpc.errors import BadInputError
 from feddpc.flower.base import NEVER, Ints, MethodStrategy
+from feddpc.flower.buffers import POLICIES, BufferMean, Numbers, find_buffers, read_buffers
 from feddpc.flower.plain import cohort_of, knows_clients, sends_plain_updates, streams
-from feddpc.flower.screening import Bounds, alike, sift, too_few
+from feddpc.flower.screening import Bounds, Refusal, alike, sift, too_few
 from feddpc.flower.wire import Layout, RefusedError, only_record
+from feddpc.flower.wrappers import refuse_privacy_wrappers
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.feddpc import Stream
 from feddpc.options import positive, whole
@@ -41,9 +44,14 @@ class PlainStrategy(MethodStrategy):
         server_lr: the server's rate over the clients', eta_g / eta_l; 1 applies the method's step as it is.
         weighting: ``uniform``, as in the papers, or ``samples``, by the count that replies carry, as in Flower.
         population: how many clients there are; for methods that remember every client.
-        min_replies, max_norm, max_examples, folder: see ``docs/flower.md``.
+        min_replies, max_void_rounds, max_norm, max_examples, folder: see ``docs/flower.md``.
         rule, rule_options: a robust rule in the place of the mean, see ``docs/attacks.md``.
         screen: ``{"norm": 5}`` turns away updates longer than five median norms of late.
+        buffers: what happens to arrays that are not trained, such as BatchNorm's statistics: ``average`` takes their
+            mean over clients (of whole numbers the largest), ``local`` leaves them to the clients, ``refuse`` refuses
+            models that have some.
+        buffer_names: which float arrays are buffers, besides running means and variances: names or patterns, see
+            :func:`feddpc.flower.buffer_names`.
         hyper: the method's hyper-parameters.
     """
 
@@ -66,12 +74,15 @@ class PlainStrategy(MethodStrategy):
         weighting: Literal["uniform", "samples"] = "uniform",
         population: int | None = None,
         min_replies: int = 1,
+        max_void_rounds: int = 3,
         max_norm: float | None = None,
         max_examples: int = 10**9,
         folder: str | Path | None = None,
         rule: str = "mean",
         rule_options: Mapping[str, Any] | None = None,
         screen: Mapping[str, Any] | None = None,
+        buffers: Literal["average", "local", "refuse"] = "average",
+        buffer_names: Iterable[str] = (),
         **hyper: Any,
     ) -> None:
         given = locals()
@@ -80,12 +91,22 @@ class PlainStrategy(MethodStrategy):
             hyper.setdefault("form", "streaming")
         method = methods.create(self.made_from.name, **hyper)
         bounds = Bounds(max_norm, max_examples)
-        super().__init__(method, bounds=bounds, min_replies=min_replies, folder=folder, flower=flower)
+        super().__init__(
+            method,
+            bounds=bounds,
+            min_replies=min_replies,
+            max_void_rounds=max_void_rounds,
+            folder=folder,
+            flower=flower,
+        )
         self.server_lr, self.weighting = positive("server_lr", server_lr), weighting
         self._population = None if population is None else whole("population", population, 1)
         self._wary = wary.complete(Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {})))
         self.defence = wary.defence_of(self._wary)
+        self.buffers = buffers
+        self.buffer_names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
         self._clients: dict[int, int] = {}
+        self._sampled = False  # whether a round has been sampled since the run began
         self._check()
 
     def _check(self) -> None:
@@ -95,6 +116,8 @@ class PlainStrategy(MethodStrategy):
                 f"{method.name} with {method.hyper()} has a client half of its own: use feddpc.flower.strategy and "
                 "client_app"
             )
+        if self.buffers not in POLICIES:
+            raise BadInputError(f"buffers = {self.buffers!r}: must be one of {', '.join(map(repr, POLICIES))}")
         known = knows_clients(method)
         if known and self._population is None:
             raise BadInputError(f"{method.name} remembers every client: say how many there are, population=...")
@@ -121,6 +144,54 @@ class PlainStrategy(MethodStrategy):
         names = dict.fromkeys(("engine", "data", "model"), "flower")
         return Config.read({**known, **rates, **clients, **guards, **names, "rounds": rounds})
 
+    def make_layout(self, arrays: ArrayRecord) -> Layout:
+        """Return which arrays are parameters and how they lie in a vector; the others are buffers."""
+        names = find_buffers(arrays, self.buffer_names)
+        if names:
+            self._check_buffers(names)
+        if len(names) == len(arrays):
+            raise BadInputError("the model has no parameters, only buffers: give the arrays of a whole state dict")
+        return Layout(arrays, names, optional=self.buffers == "local")
+
+    def _check_buffers(self, names: list[str]) -> None:
+        """Refuse buffers where they are not wanted, and where their mean would get round a defense."""
+        groups = "convert the model with feddpc.models.to_groupnorm"
+        if self.buffers == "refuse":
+            raise BadInputError(f"buffers = 'refuse', and array {names[0]!r} of the model is one: {groups}")
+        bounds = {"rule": self._wary.rule != "mean", "screen": self._wary.screen, "max_norm": self.bounds.max_norm}
+        if self.buffers == "average" and (given := [name for name, value in bounds.items() if value]):
+            raise BadInputError(
+                f"buffers = 'average' with {' and '.join(given)}: these judge updates and do not see buffers such as "
+                f"{names[0]!r}, so that one client could set them at will. Use buffers = 'local', or {groups}"
+            )
+
+    def begin(self, arrays: ArrayRecord, rounds: int) -> None:
+        """Set the first model, or take the state from ``folder`` if a run is there; buffers are a part of both."""
+        self._sampled = False
+        super().begin(arrays, rounds)
+        if self.buffers == "average":
+            stored = {n: self.now.watched.get(_key(n)) for n in self.layout.buffers}
+            self._buffers |= {n: Array(values.numpy()) for n, values in stored.items() if values is not None}
+
+    def read_model(self, arrays: ArrayRecord) -> Tensor:
+        """Return the parameters of a model as a vector, and take its buffers over."""
+        w = super().read_model(arrays)
+        if self.buffers == "average":
+            try:
+                read_buffers(self.layout, arrays)
+            except RefusedError as error:
+                raise BadInputError(
+                    f"buffer of the model: {error}; give a finite model, or buffers = 'local'"
+                ) from None
+        self._buffers = {name: arrays[name] for name in self.layout.buffers}
+        return w
+
+    def _keep_buffers(self, mean: BufferMean) -> None:
+        """Take new buffers; a checkpoint keeps them with what else a server remembers."""
+        self._buffers |= mean.arrays(self.layout)
+        kept = {_key(n): torch.from_numpy(np.array(self._buffers[n].numpy())) for n in mean.values}
+        self.now.watched = {**self.now.watched, **kept}
+
     @functools.cached_property
     def _buffer(self) -> Tensor:
         """Room for one update, used for all: fresh memory costs as much as the arithmetic."""
@@ -141,13 +212,20 @@ class PlainStrategy(MethodStrategy):
     ) -> Iterable[Message]:
         """Sample nodes as Flower does and send them the model."""
         self._began = time.perf_counter()
+        refuse_privacy_wrappers(self)
         if self.progress is None:
             self.begin(arrays, server_round)
-        if arrays is not self._arrays:  # somebody else changed the model
-            self.now.w, self._arrays = self.layout.vector(arrays), arrays
-        self._name(grid.get_node_ids())
+        elif arrays is not self._arrays:  # somebody else changed the model
+            self.now.w, self._arrays = self.read_model(arrays), arrays
+        if self.fraction_train:
+            sample_nodes(grid, self.min_available_nodes, 0)  # wait for the nodes before a fraction is taken of them
+        here = list(grid.get_node_ids())
+        self._name(here)
         self._refuse_strangers(grid)
         self._sent = list(super().configure_train(self._offset + server_round, arrays, config, grid))
+        if not self._sampled and self.fraction_train:
+            self._refuse_small_sample(len(here))
+        self._sampled = True
         return self._sent
 
     def aggregate_train(
@@ -162,13 +240,13 @@ class PlainStrategy(MethodStrategy):
         # Flower hands over a list. A grid that brings replies one by one lets the server forget each of them at once.
         arriving = one_by_one and not isinstance(replies, list)
         stream = Stream(self.method, self.now.server["delta"]) if arriving else None  # type: ignore[arg-type]
-        good, refused = sift(replies, self._sent, nodes, t, partial(self._read, stream))
+        mean = BufferMean()
+        good, refused = sift(replies, self._sent, nodes, t, partial(self._read, stream, mean))
         ids = np.array(list(good), dtype=np.int64)
         silent = set(nodes.values()) - set(good) - {r.client for r in refused}
         if len(good) < self.min_replies:
             refused += too_few(t, ids, {client: node for node, client in nodes.items()}.get, self.min_replies)
-            self.keep(t, ids[:0], silent, refused)
-            return None, None
+            return self._close_void_round(t, silent, refused, self.no_quorum() if self.fraction_train else None)
         again = partial(self._gathered, t, {client: reply.examples for client, reply in good.items()})
         if stream is not None:
             served: Served | None = Served(
@@ -183,8 +261,11 @@ class PlainStrategy(MethodStrategy):
         ids, turned_away = self.chosen(t, ids, served, named)
         refused += turned_away
         if served is None:
-            self.keep(t, ids, silent, refused)
-            return None, None
+            return self._close_void_round(t, silent, refused, self.no_quorum_within_bound())
+        if stream is None:
+            for client, weight in zip(ids.tolist(), served.cohort.weights.tolist(), strict=True):
+                mean.add(self._read_buffers(good[client].arrays), weight)
+        self._keep_buffers(mean)
         usable = alike([good[client].content for client in ids.tolist()])
         metrics = self.train_metrics_aggr_fn(usable, self.weighted_by_key) if usable else MetricRecord()
         notes = settle(self.now, ids, served.step)
@@ -192,6 +273,27 @@ class PlainStrategy(MethodStrategy):
         record = self.keep(t, ids, silent, refused, notes=notes)
         metrics.update({"replies": len(ids), **record.notes})
         return self.arrays(), metrics
+
+    def _close_void_round(
+        self, t: int, silent: set[int], refused: list[Refusal], void: str | None
+    ) -> tuple[None, None]:
+        """Close a round in which no reply counts."""
+        self.now.server = self.method.idle(self.now.server)
+        self.keep(t, np.zeros(0, np.int64), silent, refused, void=void)
+        return None, None
+
+    def _refuse_small_sample(self, nodes: int) -> None:
+        """Say at once if fewer nodes are sampled than must answer."""
+        sampled, least = len(self._sent), self.min_replies
+        if sampled >= least:
+            return
+        raised = f"fraction_train to at least {least / nodes:.3g} or min_train_nodes to {least}"
+        more = raised if least <= nodes else f"the number of nodes to {least}"
+        raise BadInputError(
+            f"min_replies = {least}, but {sampled} of {nodes} nodes are sampled per round (fraction_train = "
+            f"{self.fraction_train}, min_train_nodes = {self.min_train_nodes}), so no round could count: lower "
+            f"min_replies to at most {sampled}, or raise {more}"
+        )
 
     def _refuse_strangers(self, grid: Grid) -> None:
         """Say at once if nobody of those connected can be one of the clients that this run remembers."""
@@ -209,16 +311,23 @@ class PlainStrategy(MethodStrategy):
         self._clients |= dict(zip(new, ids.tolist(), strict=True))
         self.accept(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
 
-    def _read(self, stream: Stream | None, client: int, content: RecordDict) -> Reply:
-        """Check a reply; with a stream, its update goes there and the arrays are forgotten."""
+    def _read_buffers(self, arrays: ArrayRecord) -> dict[str, Numbers]:
+        return read_buffers(self.layout, arrays) if self.buffers == "average" else {}
+
+    def _read(self, stream: Stream | None, mean: BufferMean, client: int, content: RecordDict) -> Reply:
+        """Check a reply; with a stream, its update and its buffers go there and the arrays are forgotten."""
         if self._population is not None and client >= self._population:
             raise RefusedError(f"there are {self._population} clients already: begin again with a larger population")
         arrays = only_record(content, ArrayRecord)
         self.bounds.check("the update", self.layout.update(self.now.w, arrays, self._buffer))
         examples = self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
+        buffers = self._read_buffers(arrays)
+        self.log_cast(arrays, self.layout.dtypes)
         if stream is None:
             return Reply(content, arrays, examples)
-        stream.add(self._buffer, float(examples) if self.weighting == "samples" else 1.0)
+        weight = float(examples) if self.weighting == "samples" else 1.0
+        stream.add(self._buffer, weight)
+        mean.add(buffers, weight)
         light = RecordDict({key: record for key, record in content.items() if isinstance(record, MetricRecord)})
         return Reply(light, ArrayRecord(), examples)
 
@@ -235,6 +344,11 @@ class PlainStrategy(MethodStrategy):
             server_lr=self.server_lr,
             slots=self.now.slots.read(ids),
         )
+
+
+def _key(name: str) -> str:
+    """Return under what name a checkpoint keeps a buffer."""
+    return f"buffers/{name}"
 
 
 @dataclass(frozen=True)

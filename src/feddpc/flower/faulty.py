@@ -16,6 +16,7 @@ from flwr.supercore.run import Run
 from torch import Tensor
 
 from feddpc.errors import BadInputError
+from feddpc.flower.buffers import find_buffers
 from feddpc.flower.wire import Layout, RefusedError, only_record, pack
 from feddpc.methods.base import State
 from feddpc.robust import faults
@@ -98,8 +99,9 @@ class FaultyGrid(Grid):
         training = [m for m in messages if m.metadata.message_type.startswith(MessageType.TRAIN)]
         if not training:
             return self.grid.send_and_receive(messages, timeout=timeout)
-        layout = Layout(only_record(training[0].content, ArrayRecord))
-        w = self._see(layout.vector(only_record(training[0].content, ArrayRecord)))
+        model = only_record(training[0].content, ArrayRecord)
+        layout = Layout(model, find_buffers(model), optional=True)
+        w = self._see(layout.vector(model))
         t = len(self.who) + 1
         self._number([m.metadata.dst_node_id for m in training])
         late = self._late(t, [m.metadata.dst_node_id for m in training])
@@ -110,8 +112,8 @@ class FaultyGrid(Grid):
             return {"delta": layout.update(w, only_record(content, ArrayRecord))}
 
         def closed(content: RecordDict, state: State) -> None:
-            key = next(key for key, record in content.items() if isinstance(record, ArrayRecord))
-            content[key] = layout.record(w - state["delta"])
+            key, sent = next((k, record) for k, record in content.items() if isinstance(record, ArrayRecord))
+            content[key] = layout.record(w - state["delta"], {n: sent[n] for n in layout.buffers if n in sent})
 
         changed = tamper(self.injected, t, replies, self._clients, self._memory, opened, closed)
         self._memory = changed.memory

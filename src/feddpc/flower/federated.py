@@ -19,6 +19,7 @@ from feddpc.engine.asking import ask, survey
 from feddpc.engine.federation import Federation, gather, regather
 from feddpc.engine.rounds import late
 from feddpc.engine.serving import nobody, screen, serve, settle
+from feddpc.errors import BadInputError
 from feddpc.flower import preparing
 from feddpc.flower.base import MethodStrategy
 from feddpc.flower.census import Served, expected, federation_of
@@ -27,9 +28,10 @@ from feddpc.flower.faulty import replace_uploads, tamper
 from feddpc.flower.holdings import Holdings
 from feddpc.flower.orders import Orders
 from feddpc.flower.queries import Desk
-from feddpc.flower.screening import sift, too_few
+from feddpc.flower.screening import Refusal, sift, too_few
 from feddpc.flower.uploads import Rows, Upload
 from feddpc.flower.wire import RefusedError, arrays_of, expect, only_record, pack, tensor
+from feddpc.flower.wrappers import refuse_privacy_wrappers
 from feddpc.methods.base import Method, State, overrides
 from feddpc.methods.world import World
 from feddpc.run import checkpoint, private
@@ -38,6 +40,8 @@ from feddpc.run.experiment import default_batch_size
 from feddpc.run.record import COUNTED, LEARNED, is_run, load_config, read_json
 
 Ints = NDArray[np.int64]
+#: Ways to take part in which a round never invites more than the cohort.
+FIXED_SIZE = ("uniform", "cyclic", "markov", "weighted")
 
 
 class FederatedStrategy(MethodStrategy):
@@ -55,6 +59,7 @@ class FederatedStrategy(MethodStrategy):
         self._invited: Ints = np.zeros(0, np.int64)
         self._looks: State = {}
         self._federation: tuple[object, Federation] | None = None
+        self._check_quorum()
 
     # What the base asks for.
 
@@ -115,6 +120,7 @@ class FederatedStrategy(MethodStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Invite the clients of the round, ask what the method wants to know first, and send model and broadcast."""
+        refuse_privacy_wrappers(self)
         self._began, self.desk.refused = time.perf_counter(), []
         t = self._offset + server_round
         connected = set(grid.get_node_ids())
@@ -138,14 +144,10 @@ class FederatedStrategy(MethodStrategy):
         silent = set(self._invited.tolist()) - set(good) - {r.client for r in refused}
         dropped = silent | set(federation.draw(t).dropped.tolist())
         if len(good) < self.min_replies:
-            if len(self._invited) and federation.privacy is None:
-                refused += too_few(t, ids, self.roll.node, self.min_replies)
-                self.keep(t, ids[:0], dropped, refused, faults=faults)
-                return None, None
-            # Nobody was invited, or noise has to hide that nobody came: the method has a rule for that.
-            notes = nobody(federation, self.method, self.now, t)
-            record = self.keep(t, ids[:0], dropped, refused, notes=notes, faults=faults)
-            return self.arrays(), MetricRecord({"replies": 0, **record.notes})
+            # A round may draw no client; and under privacy noise hides whether replies came, so the run goes on.
+            void = self.no_quorum() if len(self._invited) and federation.privacy is None else None
+            refused += too_few(t, ids, self.roll.node, self.min_replies) if void else []
+            return self._close_void_round(t, dropped, refused, void, faults)
         _, cohort = gather(federation, self.served, self.now, t, ids)
         up, nodes = self._stacked(list(good.values())), {client: node for node, client in self.roll.nodes.items()}
         again = partial(regather, federation, self.served, self.now, t)
@@ -155,8 +157,7 @@ class FederatedStrategy(MethodStrategy):
         ids, turned_away = self.chosen(t, ids, served, nodes)
         refused += turned_away
         if served is None:
-            self.keep(t, ids, dropped, refused, faults=faults)
-            return None, None
+            return self._close_void_round(t, dropped, refused, self.no_quorum_within_bound(), faults)
         if federation.faults is not None:
             self.now.watched = federation.faults.saw(served.step.update, self.now.watched)
         notes = settle(self.now, ids, served.step)
@@ -165,6 +166,14 @@ class FederatedStrategy(MethodStrategy):
         loss = float(losses[served.good][served.cohort.steps > 0].mean())  # NaN when nobody trained
         record = self.keep(t, ids, dropped, refused, loss=loss, notes=notes, faults=faults)
         return self.arrays(), MetricRecord({"replies": len(ids), "train-loss": loss, **record.notes})
+
+    def _close_void_round(
+        self, t: int, dropped: set[int], refused: list[Refusal], void: str | None, faults: dict[str, list[int]]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Close a round in which no reply counts: the method has a rule for that, and so has privacy."""
+        notes = nobody(self.federation, self.method, self.now, t)
+        record = self.keep(t, np.zeros(0, np.int64), dropped, refused, void=void, notes=notes, faults=faults)
+        return (None, None) if void else (self.arrays(), MetricRecord({"replies": 0, **record.notes}))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -180,6 +189,20 @@ class FederatedStrategy(MethodStrategy):
         return self._sent
 
     # The experiment.
+
+    def quorum(self, invited: int) -> int:
+        """Return how many of the invited clients must answer for a round to count."""
+        return self.min_replies
+
+    def _check_quorum(self) -> None:
+        """Refuse a quorum that no round can reach."""
+        cohort = self.config.cohort
+        most = cohort if self.config.participation in FIXED_SIZE else self.config.clients
+        if (least := self.quorum(cohort)) > most:
+            raise BadInputError(
+                f"min_replies = {self.min_replies} with cohort = {cohort}: {least} clients must answer, and at most "
+                f"{most} are invited per round, so no round could count: lower min_replies or raise cohort"
+            )
 
     @property
     def federation(self) -> Federation:
@@ -258,6 +281,7 @@ class FederatedStrategy(MethodStrategy):
         expect(arrays, self._looks, "the upload")
         for key, look in self._looks.items():
             self.bounds.check(key, tensor(arrays[key], key, look))
+        self.log_cast(arrays, {key: str(look.numpy().dtype) for key, look in self._looks.items()})
         return Upload(arrays, loss)
 
     def _tampered(self, t: int, replies: list[Message]) -> dict[str, list[int]]:

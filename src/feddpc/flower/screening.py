@@ -16,6 +16,7 @@ from flwr.common.logger import log
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc.errors import FeddpcError
 from feddpc.flower.wire import REFUSED, REPLY, RefusedError, only_record
 from feddpc.methods.algebra import square
 from feddpc.options import positive, whole
@@ -23,6 +24,12 @@ from feddpc.options import positive, whole
 T = TypeVar("T")
 #: How many characters of a foreign node's words are kept.
 SHORT = 500
+#: How many reasons of a void round, and names of nodes per reason, an error lists.
+LISTED = 20
+
+
+class VoidRoundsError(FeddpcError):
+    """Several rounds in a row in which no reply could be used."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,27 @@ def too_few(t: int, ids: NDArray[np.int64], node: Callable[[int], int | None], l
     """Return good replies of clients ``ids`` as refusals: there were not enough of them."""
     reason = f"it could be used, but fewer than {least} could"
     return [Refusal(t, node(client) or 0, client, reason) for client in ids.tolist()]
+
+
+def describe_void_round(refused: Iterable[Refusal], silent: Iterable[int]) -> str:
+    """Return why no reply of a round could be used: every reason with its nodes, and the clients without a reply.
+
+    >>> describe_void_round([Refusal(1, 7, 0, "a is not finite"), Refusal(1, 9, 1, "a is not finite")], [3, 4])
+    'nodes 7, 9: a is not finite; no reply from clients 3, 4'
+    """
+    nodes: dict[str, list[int]] = {}
+    for refusal in refused:
+        nodes.setdefault(refusal.reason, []).append(refusal.node)
+    parts = [f"node{'s' * (len(found) > 1)} {_listed(found)}: {reason}" for reason, found in nodes.items()]
+    left_out = [f"{len(parts) - LISTED} further reasons"] if len(parts) > LISTED else []
+    silent = list(silent)
+    missing = [f"no reply from client{'s' * (len(silent) > 1)} {_listed(silent)}"] if silent else []
+    return "; ".join([*parts[:LISTED], *left_out, *missing]) or "no client was asked"
+
+
+def _listed(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
+    return ", ".join(map(str, numbers[:LISTED])) + more
 
 
 def in_short(text: str) -> str:

@@ -44,6 +44,7 @@ def strategy(
     scaler: Scaler | None = None,
     samples: int | None = None,
     min_replies: int = 1,
+    max_void_rounds: int = 3,
     min_available_nodes: int | None = None,
     max_norm: float | None = None,
     max_examples: int = 10**9,
@@ -63,7 +64,8 @@ def strategy(
         reserve: samples of the server, for methods that hand some out.
         scaler: how samples are scaled where that depends on all data (``scaling="channel"``).
         samples: how many there are in all, by default what the clients count and the reserve.
-        min_replies: how many usable replies make a round count.
+        min_replies: how many usable replies make a round count; at most the cohort.
+        max_void_rounds: how many rounds in a row without that many end the run with an error.
         min_available_nodes: how many clients must be there before round 1, by default all.
         max_norm: the longest vector that a reply may hold.
         max_examples: the most examples that a client may count.
@@ -101,7 +103,8 @@ def strategy(
         "min_evaluate_nodes": 1,
     }
     bounds = Bounds(max_norm, max_examples)
-    rest = {"bounds": bounds, "min_replies": min_replies, "folder": folder, "flower": flower}
+    replies = {"bounds": bounds, "min_replies": min_replies, "max_void_rounds": max_void_rounds}
+    rest = {**replies, "folder": folder, "flower": flower}
     return FederatedStrategy(holdings, wait=wait, secret=None if reproducible else secrets.randbits(128), **rest)
 
 
@@ -116,8 +119,9 @@ def server_app(
     """Return a server app that runs ``rounds`` rounds of :func:`strategy`; ``settings`` are that function's.
 
     The app's configuration (``[tool.flwr.app.config]``, or ``flwr run -c "rounds=5 hyper.lam=0.5"``) comes before what
-    is given here: its keys are those of the configuration, with - or _, ``hyper.NAME`` for hyper-parameters, and
-    ``privacy.clip``, ``screen.norm``, ``faults.sign_flip`` for the options of a part.
+    is given here: its keys are those of the configuration, with - or _, ``hyper.NAME`` for hyper-parameters of whatever
+    method runs, ``feddpc.NAME`` for those of one method, which are left out when another runs, and ``privacy.clip``,
+    ``screen.norm``, ``faults.sign_flip`` for the options of a part.
 
     Args:
         method: a method, or its name.
@@ -143,7 +147,8 @@ def app_of(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         told: dict[str, Any] = {"method": method, "rounds": rounds, "deadline": deadline, **settings}
-        for key, value in from_run_config(context.run_config).items():
+        named = method if isinstance(method, str) else None
+        for key, value in from_run_config(context.run_config, named).items():
             told[key] = {**told.get(key, {}), **value} if isinstance(value, dict) else value
         if not isinstance(told["method"], str) and told.get("hyper"):
             raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
@@ -156,13 +161,19 @@ def app_of(
     return app
 
 
-def from_run_config(values: Any) -> dict[str, Any]:
+def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
     """Return what an app's configuration says about the experiment; other keys are the app's own.
+
+    ``method`` is the name of the method that runs, unless the configuration names another.
 
     >>> from_run_config({"client-lr": 0.1, "hyper.lam": 0.5, "screen.norm": 5.0, "folder": "", "greeting": "hello"})
     {'client_lr': 0.1, 'hyper': {'lam': 0.5}, 'screen': {'norm': 5.0}}
+    >>> from_run_config({"method": "fedprox", "fedprox.mu": 0.1, "feddpc.lam": 0.5})
+    {'method': 'fedprox', 'hyper': {'mu': 0.1}}
     """
     tables = {"hyper": "hyper", **PARTS}
+    if method := values.get("method", method):
+        tables[method] = "hyper"
     known = {"client_lr", "deadline", *inspect.signature(strategy).parameters, *Config.__dataclass_fields__}
     known -= {*OBJECTS, *tables.values()}
     told: dict[str, Any] = {}

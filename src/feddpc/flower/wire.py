@@ -53,6 +53,8 @@ def unpack(record: ArrayRecord, device: torch.device | str = "cpu") -> State:
 def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> NDArray[Any]:
     """Return a view of an array's numbers, without a copy; ``shape`` and ``dtype`` are what is expected, if anything.
 
+    Where a floating type is expected, any floating type passes: the receiver casts, and checks what comes of it.
+
     >>> peek(Array(np.array([1.0, 2.0])), "w", (2,), "float64")
     array([1., 2.])
     >>> peek(Array(np.array([1.0, 2.0])), "w", (3,), "float64")
@@ -68,7 +70,7 @@ def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: s
         header = _header(array.data[: min(start, HEADER)])
     except Exception as error:  # of any kind
         raise RefusedError(f"{name} is no array: {error}") from None
-    if dtype is not None and str(header.dtype) != dtype:
+    if dtype is not None and str(header.dtype) != dtype and not header.dtype.kind == np.dtype(dtype).kind == "f":
         raise RefusedError(f"{name} is {header.dtype}, not {dtype}")
     if shape is not None and header.shape != shape:
         raise RefusedError(f"{name} has shape {header.shape}, not {shape}")
@@ -85,17 +87,26 @@ def _header(start: bytes) -> Header:
 
 
 def tensor(array: Array, name: str, like: Tensor) -> Tensor:
-    """Return an array as a tensor of its own, after checking that it has the shape and type of ``like``."""
+    """Return an array as a tensor of its own, of the type of ``like``, after checking shape and kind of numbers."""
     values = peek(array, name, tuple(like.shape), str(like.numpy().dtype))
     made = torch.empty(like.shape, dtype=like.dtype)
-    np.copyto(made.numpy(), values)
+    with np.errstate(over="ignore"):  # what the type cannot hold becomes infinite, and is refused as that
+        np.copyto(made.numpy(), values)
     return made
 
 
-def expect(record: Mapping[str, Array], names: Iterable[str], what: str) -> None:
-    """Refuse a record that has not exactly these ``names``."""
-    names = list(names)
-    missing, extra = [n for n in names if n not in record], [n for n in record if n not in names]
+def cast_note(arrays: Mapping[str, Array], dtypes: Mapping[str, str]) -> str | None:
+    """Return a sentence about the first array in another floating type than expected, None if there is none."""
+    for name, dtype in dtypes.items():
+        if name in arrays and arrays[name].dtype != dtype:
+            return f"{name} came as {arrays[name].dtype} and is cast to {dtype}"
+    return None
+
+
+def expect(record: Mapping[str, Array], names: Iterable[str], what: str, optional: Iterable[str] = ()) -> None:
+    """Refuse a record that has not exactly these ``names``; those that are ``optional`` may be there."""
+    names, known = list(names), {*names, *optional}
+    missing, extra = [n for n in names if n not in record], [n for n in record if n not in known]
     if missing:
         raise RefusedError(f"{what} lacks {', '.join(missing[:3])}{' and more' if missing[3:] else ''}")
     if extra:
@@ -107,24 +118,30 @@ def expect(record: Mapping[str, Array], names: Iterable[str], what: str) -> None
 class Layout:
     """How the arrays of a Flower model lie in one vector, in the order of the record.
 
+    Arrays that are named as ``buffers`` are no part of the vector; with ``optional`` a record may lack them.
+
     >>> layout = Layout(ArrayRecord({"a": Array(np.ones((2, 2), np.float32)), "b": Array(np.zeros(1, np.float32))}))
     >>> layout.d, layout.vector(layout.record(torch.arange(5.0)))
     (5, tensor([0., 1., 2., 3., 4.]))
     """
 
-    def __init__(self, arrays: ArrayRecord) -> None:
+    def __init__(self, arrays: Mapping[str, Array], buffers: Iterable[str] = (), *, optional: bool = False) -> None:
         self.names = list(arrays)
+        self.buffers = list(buffers)
+        self.optional = set(self.buffers) if optional else set()
+        self.required = [name for name in self.names if name not in self.optional]
         self.shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         self.dtypes = {name: array.dtype for name, array in arrays.items()}
-        for name, dtype in self.dtypes.items():
-            if dtype not in FLOATS:
+        parameters = [name for name in self.names if name not in set(self.buffers)]
+        for name in parameters:
+            if self.dtypes[name] not in FLOATS:
                 raise BadInputError(
-                    f"array {name!r} of the model is {dtype}: updates are made of {' or '.join(FLOATS)}. A model with "
-                    "BatchNorm counts batches in such an array: use feddpc.models.to_groupnorm on it"
+                    f"array {name!r} of the model is {self.dtypes[name]}, but updates are made of "
+                    f"{' or '.join(FLOATS)}: convert it"
                 )
-        self.dtype = torch.float64 if "float64" in self.dtypes.values() else torch.float32
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
-        self.spans = {n: (int(e) - int(np.prod(self.shapes[n])), int(e)) for n, e in zip(self.names, ends, strict=True)}
+        self.dtype = torch.float64 if any(self.dtypes[name] == "float64" for name in parameters) else torch.float32
+        ends = np.cumsum([int(np.prod(self.shapes[name])) for name in parameters])
+        self.spans = {n: (int(e) - int(np.prod(self.shapes[n])), int(e)) for n, e in zip(parameters, ends, strict=True)}
         self.d = int(ends[-1]) if len(ends) else 0
 
     @property
@@ -133,7 +150,7 @@ class Layout:
         return layout_tag(self.shapes)
 
     def vector(self, arrays: Mapping[str, Array]) -> Tensor:
-        """Return the numbers of ``arrays`` as one vector, after checking that they are what they should be."""
+        """Return the parameters of ``arrays`` as one vector, after checking that they are what they should be."""
         return self._gather(arrays, lambda _, values, out: np.copyto(out, values))
 
     def update(self, w: Tensor, arrays: Mapping[str, Array], into: Tensor | None = None) -> Tensor:
@@ -141,10 +158,13 @@ class Layout:
         before = w.numpy()
         return self._gather(arrays, lambda span, values, out: np.subtract(before[span], values, out=out), into)
 
-    def record(self, w: Tensor) -> ArrayRecord:
-        """Return a vector as a record of this layout."""
-        parts = ((name, w[a:b].reshape(self.shapes[name])) for name, (a, b) in self.spans.items())
-        return ArrayRecord({n: Array(p.numpy().astype(self.dtypes[n], copy=False)) for n, p in parts})
+    def record(self, w: Tensor, buffers: Mapping[str, Array] | None = None) -> ArrayRecord:
+        """Return a vector and buffers as a record of this layout."""
+        made = {**(buffers or {})}
+        for name, (a, b) in self.spans.items():
+            part = w[a:b].reshape(self.shapes[name]).numpy()
+            made[name] = Array(part.astype(self.dtypes[name], copy=False))
+        return ArrayRecord({name: made[name] for name in self.names if name in made})
 
     def _gather(
         self,
@@ -152,12 +172,13 @@ class Layout:
         put: Callable[[slice, NDArray[Any], NDArray[Any]], object],
         into: Tensor | None = None,
     ) -> Tensor:
-        expect(arrays, self.names, "the model")
+        expect(arrays, self.required, "the model", self.optional)
         vector = torch.empty(self.d, dtype=self.dtype) if into is None else into
         numbers = vector.numpy()
-        for name, (a, b) in self.spans.items():
-            values = peek(arrays[name], name, self.shapes[name], self.dtypes[name])
-            put(slice(a, b), values.reshape(-1), numbers[a:b])
+        with np.errstate(over="ignore"):  # what the type cannot hold becomes infinite, and is refused as that
+            for name, (a, b) in self.spans.items():
+                values = peek(arrays[name], name, self.shapes[name], self.dtypes[name])
+                put(slice(a, b), values.reshape(-1), numbers[a:b])
         return vector
 
 

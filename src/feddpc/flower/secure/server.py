@@ -47,6 +47,7 @@ def secure_strategy(
         wait=plain.wait,
         bounds=plain.bounds,
         min_replies=plain.min_replies,
+        max_void_rounds=plain.max_void_rounds,
         folder=plain.folder,
         flower={"min_available_nodes": plain.min_available_nodes, "fraction_evaluate": 0.0},
     )

@@ -51,7 +51,7 @@ class SecureStrategy(FederatedStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the server rule move the model along the mean; without one, model and memories stay as they are."""
+        """Let the server rule move the model along the mean; without one the round is void."""
         t = self._offset + server_round
         ids = np.array(sorted(self.roll.nodes[node] for node in self._summed.nodes), dtype=np.int64)
         refused = self.desk.refused + self._summed.refused
@@ -59,8 +59,8 @@ class SecureStrategy(FederatedStrategy):
         dropped = {*silent, *self.federation.draw(t).dropped.tolist()}
         mean = self._opened(t)
         if mean is None:
-            self.keep(t, ids[:0], dropped, refused)
-            return None, None
+            void = "the sum was not opened" if self._summed.mean is None else "the mean is too long"
+            return self._close_void_round(t, dropped, refused, void if len(self._invited) else None, {})
         loss, aside = float(mean.pop("loss")), self._aside(mean)
         _, cohort = gather(self.federation, self.served, self.now, t, ids)
         step = self.method.aggregate(self.now.w, self.now.server, repeated(mean, len(ids)), cohort)
