@@ -26,12 +26,16 @@ def simulate(**changes) -> feddpc.Result:
     """Return what the federation will give; `changes` are settings to have otherwise."""
     values = settings() | changes
     clients = values.pop("clients")
+    # METHOD.NAME is a hyper-parameter of one method.
+    own = {key: values.pop(key) for key in list(values) if "." in key}
+    hyper = {key.partition(".")[2]: value for key, value in own.items() if key.startswith(f"{values['method']}.")}
     parts = [task.data(client, clients) for client in range(clients)]
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     ends = np.cumsum([len(labels) for _, labels in parts])
     whole = feddpc.Dataset.from_arrays(x, y, *task.test(), classes=task.CLASSES)
     dealt = np.split(np.arange(len(y)), ends[:-1])
-    return feddpc.simulate(data=whole, model=task.model(), partition=dealt, engine="loop", device="cpu", **values)
+    fixed = {"data": whole, "model": task.model(), "partition": dealt, "engine": "loop", "device": "cpu"}
+    return feddpc.simulate(**fixed, **{"hyper": hyper} | values)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,11 @@ from federation import client_app, server_app
 import simulate
 
 config = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-config |= {"rounds": 3, "folder": sys.argv[1]}
+config |= {"rounds": 3, "folder": sys.argv[1], "method": sys.argv[2]}
 grid = InProcessGrid(client_app.app, config["clients"], run_config=config)
 server_app.app(grid, Context(1, 1, {}, RecordDict(), config))
-there, here = load_model(Path(sys.argv[1]) / "model.safetensors"), simulate.simulate(rounds=3).state_dict
+there = load_model(Path(sys.argv[1]) / "model.safetensors")
+here = simulate.simulate(rounds=3, method=sys.argv[2]).state_dict
 assert there.keys() == here.keys()
 print(json.dumps({name: float((there[name] - here[name]).abs().max()) for name in here}))
 """
@@ -60,12 +61,15 @@ def test_what_is_there_is_not_overwritten(tmp_path):
     assert contents(tmp_path) == {"mine.txt": "mine"}
 
 
-def test_the_app_gives_the_numbers_of_its_simulation(tmp_path):
+@pytest.mark.parametrize("method", ["feddpc", "scaffold"])
+def test_the_app_gives_the_numbers_of_its_simulation(tmp_path, method):
     app = tmp_path / "app"
     scaffold.write(app)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", BOTH, str(tmp_path / "run")]
+    command = [sys.executable, "-W", "error", "-c", BOTH, str(tmp_path / "run"), method]
     done = subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     differences = json.loads(done.stdout.splitlines()[-1])
     assert set(differences.values()) == {0.0}
+    hyper = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["hyper"]
+    assert hyper.get("max_scale") == (10.0 if method == "feddpc" else None)
