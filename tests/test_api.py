@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -119,7 +120,15 @@ def test_frozen_parameters_stay():
         ({"model": nn.Linear(7, 3)}, "the model cannot take a sample of shape 1x6x6"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(36, 2))}, r"must give \[samples, 3\] scores"),
         ({"cohort": 9}, "cohort = 9"),
-        ({"lr": 0.3}, "lr is client_lr here"),
+        ({"lr": 0.3, "client_lr": 0.2}, "lr = 0.3 and client_lr = 0.2"),
+        ({"data": {}}, "data is of type dict"),
+        ({"data": None}, "data is None"),
+        ({"model": nn.Linear}, "model is the class Linear"),
+        ({"model": None}, "model is None"),
+        ({"method": 3}, "method is of type int"),
+        ({"model": 3}, "model is of type int"),
+        ({"partition": lambda labels: [[0]]}, "partition is of type function"),
+        ({"partition": np.zeros(90, int)}, "partition is an array of 90 numbers"),
         ({"partition": [[0, 1], []], "cohort": 1}, "no samples for client 1"),
         ({"partition": [[0, 1], [900]], "cohort": 1}, "client 1 holds sample 900"),
         ({"partition": [[0]], "cohort": 2}, "cohort = 2"),
@@ -133,6 +142,23 @@ def test_frozen_parameters_stay():
 def test_mistakes_are_explained(change, message):
     with pytest.raises(BadInputError, match=message):
         simulate(**change)
+
+
+def test_lr_is_another_name_of_client_lr(tmp_path):
+    one, other = simulate(lr=0.3, out=tmp_path / "r"), simulate(client_lr=0.3)
+    assert one.config.lr == other.config.lr == 0.3
+    assert one.records[-1]["test_loss"] == other.records[-1]["test_loss"]
+    own = {"data": blobs(), "model": tiny_net(), "partition": uneven(90)}
+    with pytest.warns(UserWarning, match="lr = 0.2"):
+        assert feddpc.rerun(tmp_path / "r", lr=0.2, **own).config.lr == 0.2
+    with pytest.raises(BadInputError, match=r"lr = 0.2 and client_lr = 0.1"):
+        feddpc.rerun(tmp_path / "r", lr=0.2, client_lr=0.1, **own)
+
+
+def test_a_model_that_counts_classes_from_one_is_explained():
+    x, y = torch.randn(20, 4), torch.arange(20) % 5 + 1
+    with pytest.raises(BadInputError, match=r"(?s)6.*class 0"):
+        feddpc.simulate(data=(x, y, x, y), model=nn.Linear(4, 5), clients=2, cohort=1, partition="iid", rounds=1)
 
 
 def test_bad_data_are_explained():

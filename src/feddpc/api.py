@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +109,7 @@ def simulate(
     rounds: int = 100,
     clients: int = 100,
     cohort: int = 10,
-    client_lr: float = 0.1,
+    client_lr: float | None = None,
     server_lr: float | None = None,
     partition: Partition | Sequence[npt.ArrayLike] | str = "dirichlet",
     out: str | Path | None = None,
@@ -130,7 +130,7 @@ def simulate(
         rounds: communication rounds.
         clients: population; ignored when ``partition`` is given as index lists.
         cohort: clients a round.
-        client_lr: local learning rate.
+        client_lr: local learning rate, by default 0.1; ``lr`` is another name for it.
         server_lr: server learning rate, by default the local one.
         partition: a known name, a :class:`Partition`, or one sequence of training-sample indices a client.
         out: folder for records and checkpoints; nothing is written without it.
@@ -144,8 +144,10 @@ def simulate(
     >>> len(result.test_accuracy), result.status
     (2, 'finished')
     """
-    _refuse_lr(more)
-    values: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "lr": client_lr, "server_lr": server_lr, **more}
+    for name, value in {"data": data, "model": model, "method": method, "partition": partition}.items():
+        if value is None:
+            raise BadInputError(f"{name} is None: leave it out to have the default")
+    values: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **_one_rate(more, client_lr)}
     if isinstance(partition, str):
         values["clients"] = clients
     if "hyper" in more and not isinstance(method, str):
@@ -200,9 +202,7 @@ def rerun(
         on_round: called with every round's record.
         changes: keys of the configuration to have otherwise, e.g. ``seed=1``; they are listed in the likeness.
     """
-    _refuse_lr(changes)
-    if "client_lr" in changes:
-        changes["lr"] = changes.pop("client_lr")
+    changes = _one_rate(changes, changes.pop("client_lr", None))
     with left_as_found():
         own = _Own.of(data=data, model=model, method=method, partition=partition)
         again = Again.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
@@ -243,14 +243,14 @@ class _Own:
         if data is not None:
             dataset = _dataset(data)
             values.setdefault("data", dataset.name)
-        if isinstance(model, nn.Module):
-            module = copy.deepcopy(model)
-            values["model"] = type(model).__name__
+        if model is not None and not isinstance(model, str):
+            module = _module(model)
+            values["model"] = type(module).__name__
         if method is not None and not isinstance(method, str):
-            made = method if isinstance(method, Method) else method()
+            made = _method(method)
             values |= {"method": made.name, "hyper": made.hyper()}
         if partition is not None and not isinstance(partition, str):
-            dealt = partition if isinstance(partition, Partition) else Partition.from_lists(list(partition))
+            dealt = _partition(partition)
             values |= {"partition": "given", "clients": len(dealt)}
         return cls(values, dataset, module, made, dealt)
 
@@ -259,19 +259,56 @@ class _Own:
         return prepare(with_reserve(config, [method]), data=self.data, module=self.module, partition=self.partition)
 
 
-def _refuse_lr(values: dict[str, Any]) -> None:
+def _one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
+    """Return ``values`` with the local learning rate, which has two names: ``lr`` and ``client_lr``."""
+    if client_lr is None:
+        return values
     if "lr" in values:
-        raise BadInputError("lr is client_lr here: give that instead")
+        raise BadInputError(f"lr = {values['lr']} and client_lr = {client_lr} are the same setting: give one of them")
+    return {**values, "lr": client_lr}
 
 
-def _dataset(data: Dataset | str | Sequence[Any]) -> Dataset:
+def _dataset(data: Any) -> Dataset:
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str | Path):
         return load(data)
+    if not isinstance(data, Sequence):
+        raise _wrong_type("data", data, "a name, a path, a Dataset or (x_train, y_train, x_test, y_test)")
     if len(data) != 4:
         raise BadInputError(f"data has {len(data)} parts: give (x_train, y_train, x_test, y_test)")
     return Dataset.from_arrays(*data)
+
+
+def _module(model: Any) -> nn.Module:
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise BadInputError(f"model is the class {model.__name__}: give an instance, such as {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise _wrong_type("model", model, "a torch.nn.Module or a name")
+    return copy.deepcopy(model)
+
+
+def _method(method: Any) -> Method:
+    made = method() if isinstance(method, type) and issubclass(method, Method) else method
+    if not isinstance(made, Method):
+        raise _wrong_type("method", method, "a Method, its class or its name")
+    return made
+
+
+def _partition(partition: Any) -> Partition:
+    if isinstance(partition, Partition):
+        return partition
+    wanted = "a name, a Partition, or one sequence of sample indices per client"
+    if not isinstance(partition, Iterable):
+        raise _wrong_type("partition", partition, wanted)
+    lists = list(partition)
+    if lists and all(np.ndim(one) == 0 for one in lists):
+        raise BadInputError(f"partition is an array of {len(lists)} numbers: give {wanted}")
+    return Partition.from_lists(lists)
+
+
+def _wrong_type(name: str, value: object, wanted: str) -> BadInputError:
+    return BadInputError(f"{name} is of type {type(value).__name__}: give {wanted}")
 
 
 def _result(outcome: Outcome) -> Result:

@@ -261,8 +261,10 @@ class Classification(Task):
             moved = not torch.equal(before, generator.get_state())
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < classes:
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            first = int(self.y.min())
+            hint = f"; labels begin at {first}, but classes count from 0, and class 0 has no sample" if first else ""
             raise BadInputError(
-                f"the model must give [samples, {classes}] scores for {classes} classes, but gives {got}"
+                f"the model must give [samples, {classes}] scores for {classes} classes, but gives {got}{hint}"
             )
         return moved
 
