@@ -38,7 +38,7 @@ BASE = {
 PARTITIONS = {"alpha 0.6": {"alpha": 0.6}, "iid": {"partition": "iid"}}
 METHODS = {
     "fedavg": {"method": "fedavg"},
-    "feddpc": {"method": "feddpc"},
+    "feddpc": {"method": "feddpc", "hyper": {"max_scale": 10.0}},
     "feddpc uncapped": {"method": "feddpc", "hyper": {"max_scale": 0.0}},
 }
 ATTACKS: dict[str, dict[str, Any]] = {

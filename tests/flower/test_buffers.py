@@ -244,13 +244,17 @@ def samples(node):
     return x, (x[:, 0] > node).long() + (x[:, 1] > node).long()
 
 
-def batchnorm_app():
+def batchnorm_app(local=False):
+    """A client app as people have them; with ``local`` it keeps its buffers in its context, as docs/flower.md says."""
     made = ClientApp()
 
     @made.train()
     def train(message, context):
         net, (x, y) = Net(), samples(context.node_config["partition-id"])
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        state = message.content["arrays"].to_torch_state_dict()
+        if local and "buffers" in context.state:
+            state |= context.state["buffers"].to_torch_state_dict()
+        net.load_state_dict(state)
         net.train()
         steps = torch.optim.SGD(net.parameters(), 0.1)
         for _ in range(3):
@@ -258,6 +262,8 @@ def batchnorm_app():
             loss = nn.functional.cross_entropy(net(x), y)
             loss.backward()
             steps.step()
+        if local:
+            context.state["buffers"] = ArrayRecord({k: net.state_dict()[k] for k in flower.buffer_names(net)})
         metrics = MetricRecord({"num-examples": len(y), "loss": float(loss.detach())})
         return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
@@ -283,6 +289,19 @@ def test_a_network_with_batchnorm_trains(name):
     assert min(least) > 0
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
+
+
+def test_clients_that_keep_their_statistics_go_on_from_their_own():
+    torch.manual_seed(0)
+    grid, first = Unreliable(batchnorm_app(local=True)), Net().state_dict()
+    strategy = flower.FedDPC(**EVERYBODY, buffers="local")
+    result = strategy.start(grid, ArrayRecord(first), num_rounds=10)
+    assert [len(r.participants) for r in strategy.records] == [NODES] * 10
+    end = result.arrays.to_torch_state_dict()
+    assert all(torch.equal(end[k], first[k]) for k in flower.buffer_names(Net()))
+    own = [context.state["buffers"].to_torch_state_dict() for context in grid.contexts.values()]
+    assert all(int(state["layers.1.num_batches_tracked"]) == 30 for state in own)  # three steps in each round
+    assert not torch.equal(own[0]["layers.1.running_mean"], own[1]["layers.1.running_mean"])
 
 
 def test_faults_are_made_in_parameters_only():
