@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from feddpc import flower
 from feddpc.errors import BadInputError, FeddpcError
-from feddpc.flower.screening import VoidRoundsError
+from feddpc.flower import VoidRoundsError
 from federations import NODES, Unreliable, W, halves, move, plain_app, train, vector
 from support import VARIANTS, small_setting
 
@@ -55,7 +55,7 @@ def retyped(dtype):
 class TestSmallSamples:
     """``min_replies`` is compared with how many clients a round asks."""
 
-    def test_a_sample_smaller_than_min_replies_is_refused_before_anybody_trains(self):
+    def test_a_sample_smaller_than_min_replies_is_refused_before_a_client_trains(self):
         grid = Broken(plain_app(), lambda reply: reply, nodes=10)
         strategy = flower.FedDPC(fraction_train=0.1, min_replies=5, fraction_evaluate=0.0)
         with pytest.raises(BadInputError, match=r"min_replies = 5.*fraction_train") as error:
@@ -325,7 +325,7 @@ class TestWrappers:
         assert grid.trained == 0
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_also_where_somebody_calls_the_wrapper_himself(self, name):
+    def test_also_when_the_wrapper_is_called_directly(self, name):
         wrapper = self.wrapped(name, flower.FedDPC(**EVERYBODY))
         with pytest.raises(BadInputError, match="privacy="):
             wrapper.configure_train(1, W, ConfigRecord(), Unreliable(plain_app()))

@@ -17,6 +17,7 @@ from feddpc.flower.versions import check_flwr
 _HOMES = {
     "FaultyGrid": "feddpc.flower.faulty",
     "InProcessGrid": "feddpc.flower.grid",
+    "VoidRoundsError": "feddpc.flower.screening",
     "buffer_names": "feddpc.flower.buffers",
     "client_app": "feddpc.flower.client",
     "dealt": "feddpc.flower.sources",

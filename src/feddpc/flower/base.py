@@ -236,7 +236,7 @@ class MethodStrategy(FedAvg):
         w = self.layout.vector(arrays)
         for name, (a, b) in self.layout.spans.items():
             if not bool(w[a:b].isfinite().all()):
-                raise BadInputError(f"array {name!r} of the model is not finite: train from finite weights")
+                raise BadInputError(f"array {name!r} of the model is not finite: start from finite weights")
         return w
 
     def reset(self, w: Tensor) -> None:
