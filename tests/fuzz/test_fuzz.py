@@ -57,7 +57,6 @@ PARSERS = {
     "run/config.py": ["config_toml", "set_flag"],
     "run/record.py": ["rounds_jsonl", "run_json"],
     "run/runner.py": [],
-    "sweep/batch.py": [],
     "sweep/claims.py": ["claim"],
     "sweep/ranges.py": ["sweep_toml"],
     "bench/workloads.py": [],
