@@ -3,5 +3,5 @@
 import importlib.util
 
 #: Kernels are compiled by Triton, which torch brings along where it brings CUDA.
-KERNELS = ["src/feddpc/models/kernels.py", "src/feddpc/methods/kernels.py"]
+KERNELS = ["src/feddpc/kernels/conv_pool_triton.py", "src/feddpc/kernels/row_sums_triton.py"]
 collect_ignore = [] if importlib.util.find_spec("triton") else KERNELS

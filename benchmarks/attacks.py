@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from feddpc.bench.machine import describe
-from feddpc.run.config import Config
-from feddpc.run.experiment import prepare
-from feddpc.run.runner import execute
+from feddpc.config import Config
+from feddpc.experiment import prepare
+from feddpc.runs.runner import execute
 
 BASE = {
     "data": "digits",
@@ -56,13 +56,13 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "trimmed_mean": {"rule": "trimmed_mean", "rule_options": ASSUMED},
     "krum": {"rule": "krum", "rule_options": ASSUMED},
     "multi_krum": {"rule": "multi_krum", "rule_options": ASSUMED},
-    "centred_clipping": {"rule": "centred_clipping"},
+    "centered_clipping": {"rule": "centered_clipping"},
     "geometric_median": {"rule": "geometric_median"},
 }
 
 
 def cells(shares: list[float]) -> Iterator[tuple[str, str, str, float, str]]:
-    """Yield partition, method, attack, share and defence; only what tells something, the rest would double the time."""
+    """Yield partition, method, attack, share and defense; only what tells something, the rest would double the time."""
     for partition in PARTITIONS:
         for method in METHODS:
             for attack in ATTACKS:
@@ -76,17 +76,17 @@ def cells(shares: list[float]) -> Iterator[tuple[str, str, str, float, str]]:
                         continue
                     if partition == "iid" and share not in (0.0, 0.3):
                         continue
-                    for defence in DEFENCES:
-                        yield partition, method, attack if share else "none", share, defence
+                    for defense in DEFENCES:
+                        yield partition, method, attack if share else "none", share, defense
 
 
 def accuracy(cell: tuple[str, str, str, float, str], rounds: int, seed: int) -> tuple[float, bool]:
     """Run one cell with one seed; return the accuracy over the last ten rounds, and whether it diverged."""
-    partition, method, attack, share, defence = cell
+    partition, method, attack, share, defense = cell
     faults = {}
     if share:
         faults = {k: v for k, v in ATTACKS[attack].items() if k != "kind"} | {ATTACKS[attack]["kind"]: share}
-    values = BASE | PARTITIONS[partition] | METHODS[method] | DEFENCES[defence]
+    values = BASE | PARTITIONS[partition] | METHODS[method] | DEFENCES[defense]
     outcome = execute(prepare(Config.read(values | {"faults": faults, "rounds": rounds, "seed": seed})))
     diverged = outcome.status == "diverged"
     return (0.1 if diverged else outcome.summary["last10_accuracy"]), diverged
@@ -98,7 +98,7 @@ def study(rounds: int, seeds: int, shares: list[float]) -> dict[str, Any]:
     for cell in cells(shares):
         runs = [accuracy(cell, rounds, seed) for seed in range(seeds)]
         scores = [score for score, _ in runs]
-        names = ("partition", "method", "attack", "share", "defence")
+        names = ("partition", "method", "attack", "share", "defense")
         rows.append(
             dict(zip(names, cell, strict=True))
             | {"accuracy": round(float(np.mean(scores)), 4), "seeds": [round(s, 4) for s in scores]}
@@ -106,7 +106,7 @@ def study(rounds: int, seeds: int, shares: list[float]) -> dict[str, Any]:
         )
         print(f"{time.perf_counter() - began:6.0f} s  {rows[-1]}", flush=True)
     about = {"rounds": rounds, "seeds": seeds, "base": BASE, "assumed": ASSUMED, "attacks": ATTACKS}
-    about |= {"defences": DEFENCES, "methods": METHODS, "honest": honest(rounds)}
+    about |= {"defenses": DEFENCES, "methods": METHODS, "honest": honest(rounds)}
     return {"machine": describe("cpu"), "seconds": round(time.perf_counter() - began), **about, "rows": rows}
 
 
@@ -137,7 +137,7 @@ def written(found: dict[str, Any]) -> str:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Draw accuracy over the hostile share: a panel a method and attack, a line a defence."""
+    """Draw accuracy over the hostile share: a panel a method and attack, a line a defense."""
     from matplotlib.figure import Figure
 
     from feddpc.report.figures import DARK
@@ -153,9 +153,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
             # Without a hostile client the largest factor is never met, so both FedDPCs start from the same numbers.
             start = [r for r in rows if r["method"] == method.split()[0] and r["attack"] == "none"]
             mine = [r for r in rows if r["method"] == method and r["attack"] == attack]
-            for colour, defence in zip(DARK, DEFENCES, strict=False):
-                points = [(r["share"], 100 * r["accuracy"]) for r in start + mine if r["defence"] == defence]
-                look = {"color": colour, "linewidth": 2.5 if defence == "mean" else 1.2, "label": defence}
+            for colour, defense in zip(DARK, DEFENCES, strict=False):
+                points = [(r["share"], 100 * r["accuracy"]) for r in start + mine if r["defense"] == defense]
+                look = {"color": colour, "linewidth": 2.5 if defense == "mean" else 1.2, "label": defense}
                 axes[i][j].plot(*zip(*points, strict=True), marker="o", markersize=3, **look)
             axes[i][j].set_title(f"{method}: {attack}", fontsize=10)
             axes[i][j].grid(alpha=0.3)

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from feddpc.engine.memory import Memory
-from feddpc.engine.placement import Kind, Placement
+from feddpc.round.client_table import ClientTable
+from feddpc.round.placement import Kind, Placement
 
 
 def measure(kind: Kind, d: int, clients: int, cohort: int, repeats: int, folder: Path) -> None:
     idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    memory = Memory(lambda: {"c": torch.zeros(d)}, "memory", clients, Placement(kind, folder))
+    memory = ClientTable(lambda: {"c": torch.zeros(d)}, "memory", clients, Placement(kind, folder))
     rng, firsts, reads, writes = np.random.default_rng(0), [], [], []
     for turn in range(2):
         for first in range(0, clients, cohort):

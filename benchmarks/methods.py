@@ -16,11 +16,11 @@ import torch
 from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.workloads import WORKLOADS
-from feddpc.engine.federation import Progress
-from feddpc.engine.rounds import advance
-from feddpc.run.engines import ENGINES
-from feddpc.run.experiment import prepare
-from feddpc.run.specialise import specialise
+from feddpc.experiment import prepare
+from feddpc.method_setup import apply_method
+from feddpc.round.federation import RunState
+from feddpc.round.round import run_round
+from feddpc.runs.engine_choice import ENGINES
 
 VARIANTS = {name: {} for name in methods.names()} | {
     "scaffold I": {"option": "I"},
@@ -36,14 +36,14 @@ class Runner:
     """One method, ready to make rounds."""
 
     def __init__(self, setting, method, engine) -> None:
-        setting = specialise(setting, method)
+        setting = apply_method(setting, method)
         self.method, self.engine = method, engine
         self.federation = dataclasses.replace(setting.federation, evaluate=None)
-        self.progress = Progress.begin(method, setting.w0, self.federation.population)
+        self.progress = RunState.begin(method, setting.w0, self.federation.population)
         self.device = setting.w0.device
 
     def __call__(self) -> float:
-        return timed(lambda: advance(self.federation, self.method, self.engine, self.progress), self.device)[0]
+        return timed(lambda: run_round(self.federation, self.method, self.engine, self.progress), self.device)[0]
 
     def work(self) -> float:
         """Gradient evaluations of a batch, in all; a forward pass is a third of one."""

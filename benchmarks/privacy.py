@@ -23,9 +23,9 @@ import numpy as np
 
 from feddpc import methods
 from feddpc.bench import machine
-from feddpc.run.config import Config
-from feddpc.run.experiment import prepare
-from feddpc.run.runner import execute
+from feddpc.config import Config
+from feddpc.experiment import prepare
+from feddpc.runs.runner import execute
 
 CLIP, RATE = 0.3, 0.1
 ARMS = {

@@ -21,7 +21,7 @@ import torch
 
 from feddpc.bench import machine
 from feddpc.bench.scale import Size, measure
-from feddpc.engine.placement import Placement, available_memory
+from feddpc.round.placement import Placement, available_memory
 
 ENGINES = ("loop", "stacked")
 KINDS = ("device", "host", "disk")

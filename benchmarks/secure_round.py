@@ -16,10 +16,10 @@ from flwr.app import Message
 from flwr.common.serde import message_to_proto
 
 from feddpc import flower
+from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.run.config import Config
-from feddpc.run.experiment import Setting, prepare
+from feddpc.experiment import Setting, prepare
 
 
 class Counting(flower.InProcessGrid):

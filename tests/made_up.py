@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from feddpc import presets
-from feddpc.reproduce import paper
-from feddpc.reproduce.question import DOUBLED, label
-from feddpc.reproduce.study import Line, Row
-from feddpc.run.record import StoredRun
+from feddpc.paper import presets, published
+from feddpc.paper.question import DOUBLED, label
+from feddpc.paper.study import Line, Row
+from feddpc.runs.record import StoredRun
 
 
 def stored(config, accuracy, *, loss=None, status="finished", seconds=0.5, **notes):
@@ -23,7 +22,7 @@ def stored(config, accuracy, *, loss=None, status="finished", seconds=0.5, **not
 
 def line(part, name, *, text=None, alpha=0.2, seeds=(0, 1, 2), **config):
     method = "fedavg" if name == DOUBLED or name.startswith("step") else "feddpc"
-    method = name if name in (*paper.METHODS, "fedavg") else method
+    method = name if name in (*published.METHODS, "fedavg") else method
     made = presets.digits(method, scale="tiny", alpha=alpha, **config)
     return Line(part, alpha, name, text or name, made, tuple(seeds))
 

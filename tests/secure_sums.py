@@ -4,13 +4,13 @@ import numpy as np
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 
 from feddpc import flower, methods
+from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.engine.federation import Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import _exchange
-from feddpc.run.config import Config
-from feddpc.run.experiment import prepare
+from feddpc.engines.loop import Loop
+from feddpc.experiment import prepare
+from feddpc.round.federation import RunState
+from feddpc.round.round import _exchange
 
 CLIENTS, COHORT = 8, 4
 CLIENT_SIDE = "flwr.client.mod.secure_aggregation.secaggplus_mod"
@@ -56,7 +56,7 @@ def federated(setting, method="feddpc", rounds=1, apps=None, tamper=None, snapsh
 def plain(setting, method, ids, t=1, state=None):
     """The state after a round of the plain server in which clients ``ids`` take part."""
     method = methods.create(method) if isinstance(method, str) else method
-    progress = Progress.begin(method, setting.w0, setting.federation.population)
+    progress = RunState.begin(method, setting.w0, setting.federation.population)
     if state is not None:
         progress.w, progress.server = state[0].clone(), state[1]
     _exchange(setting.federation, method, Loop(), progress, t, np.array(ids))

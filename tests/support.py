@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from feddpc import methods
+from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.engine.base import Engine
-from feddpc.engine.federation import Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import Record, advance
+from feddpc.engines.base import Engine
+from feddpc.engines.loop import Loop
+from feddpc.experiment import Setting, prepare
+from feddpc.method_setup import apply_method
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.models.base import BodyAndHead
-from feddpc.run.config import Config
-from feddpc.run.experiment import Setting, prepare
-from feddpc.run.specialise import specialise
+from feddpc.round.federation import RunState
+from feddpc.round.round import RoundRecord, run_round
 
 # methods.md 7.2, problem Q4
 Q4 = {
@@ -41,8 +41,8 @@ VARIANTS: dict[str, Method] = {name: methods.create(name) for name in methods.na
     "feddpc client": methods.create("feddpc", form="client"),
     "feddpc no scaling": methods.create("feddpc", scaling=False),
     "feddpc neither": methods.create("feddpc", scaling=False, projection=False),
-    "feddpc by steps": methods.create("feddpc", normalise_by_steps=True),
-    "feddpc client by steps": methods.create("feddpc", normalise_by_steps=True, form="client"),
+    "feddpc by steps": methods.create("feddpc", normalize_by_steps=True),
+    "feddpc client by steps": methods.create("feddpc", normalize_by_steps=True, form="client"),
     "feddpc exclude": methods.create("feddpc", guard="exclude", tau=0.9),
     "feddpc soft": methods.create("feddpc", guard="soft", tau=0.1),
     "feddpc keep": methods.create("feddpc", guard="keep", tau=0.9),
@@ -118,7 +118,7 @@ def on_quadratics(method: Method) -> bool:
 
 def setting_for(method: Method, **values: Any) -> Setting:
     """The small federation as ``method`` changes it before round 1."""
-    return specialise(small_setting(reserve=method.reserve, **values), method)
+    return apply_method(small_setting(reserve=method.reserve, **values), method)
 
 
 def small_setting(**values: Any) -> Setting:
@@ -140,13 +140,13 @@ def small_setting(**values: Any) -> Setting:
     return prepare(config, data=data, module=tiny_net(), partition=uneven(90))
 
 
-def run_rounds(setting: Setting, method: Method, engine: Engine, rounds: int) -> tuple[Progress, list[Record]]:
+def run_rounds(setting: Setting, method: Method, engine: Engine, rounds: int) -> tuple[RunState, list[RoundRecord]]:
     """Run some rounds and return where they led."""
-    progress = Progress.begin(method, setting.w0, setting.federation.population)
-    return progress, [advance(setting.federation, method, engine, progress) for _ in range(rounds)]
+    progress = RunState.begin(method, setting.w0, setting.federation.population)
+    return progress, [run_round(setting.federation, method, engine, progress) for _ in range(rounds)]
 
 
-def same_memories(a: Progress, b: Progress, atol: float = 1e-10) -> None:
+def same_memories(a: RunState, b: RunState, atol: float = 1e-10) -> None:
     """Assert that two runs remember the same clients, and the same of each."""
     for mine, theirs in ((a.slots, b.slots), (a.clients, b.clients)):
         (ids, table), (other_ids, other_table) = mine.export(), theirs.export()

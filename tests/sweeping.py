@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from feddpc.run.config import Config
-from feddpc.sweep import Item, Outcome
+from feddpc.config import Config
+from feddpc.study import Item, Outcome
 
 SMALL = {
     "model": "mlp",

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from feddpc import methods
-from feddpc.engine.loop import Loop
-from feddpc.engine.stacked import Stacked
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
 from feddpc.quadratic import trajectory
 from support import Q4, run_rounds, small_setting

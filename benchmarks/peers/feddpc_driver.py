@@ -16,10 +16,10 @@ from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import WORKLOADS
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.engine.federation import Progress
-from feddpc.engine.rounds import advance
-from feddpc.run.engines import choose_engine
-from feddpc.run.experiment import prepare
+from feddpc.experiment import prepare
+from feddpc.round.federation import RunState
+from feddpc.round.round import run_round
+from feddpc.runs.engine_choice import choose_engine
 
 
 def main() -> None:
@@ -38,11 +38,11 @@ def main() -> None:
     else:
         method = methods.create("fedavg")
         engine, _ = choose_engine(args.way, setting, method)
-        progress = Progress.begin(method, setting.w0, len(partition))
+        progress = RunState.begin(method, setting.w0, len(partition))
         label = f"feddpc {feddpc.__version__}, {engine.name}"
 
         def run() -> float:
-            return advance(setting.federation, method, engine, progress).test_accuracy
+            return run_round(setting.federation, method, engine, progress).test_accuracy
 
     seconds, accuracy = [], []
     for _ in range(args.rounds + 2):

@@ -22,7 +22,7 @@ import numpy as np
 
 from feddpc.bench import machine
 from feddpc.bench.workloads import WORKLOADS
-from feddpc.run.experiment import prepare
+from feddpc.experiment import prepare
 
 HERE = Path(__file__).parent
 LIMIT = 600

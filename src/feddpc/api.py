@@ -14,20 +14,20 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from feddpc import methods
+from feddpc.config import Config
 from feddpc.data import Dataset, load
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
+from feddpc.experiment import Setting, prepare
+from feddpc.method_setup import with_reserve
 from feddpc.methods.base import Method
 from feddpc.report import figures
-from feddpc.run.again import Again, Likeness
-from feddpc.run.config import Config
-from feddpc.run.experiment import Setting, prepare
-from feddpc.run.process import left_as_found
-from feddpc.run.record import StoredRun
-from feddpc.run.resumable import check_resumable
-from feddpc.run.runner import OnRound, Outcome, Stop, execute
-from feddpc.run.specialise import with_reserve
-from feddpc.run.tracking import Track
+from feddpc.runs.record import StoredRun
+from feddpc.runs.rerun import RerunPlan, RerunReport
+from feddpc.runs.resumable import check_resumable
+from feddpc.runs.runner import OnRound, Outcome, Stop, execute
+from feddpc.runs.tracking import Track
+from feddpc.torch_globals import preserve_torch_globals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ class Result:
 class Rerun(Result):
     """What a run gave that was made again, and how it compares with the first one."""
 
-    likeness: Likeness
+    likeness: RerunReport
 
     def _facts(self) -> list[str]:
         return [*super()._facts(), str(self.likeness)]
@@ -157,7 +157,7 @@ def simulate(
         if folder is None:
             raise BadInputError("resume=True needs out, the folder of the run to continue")
         check_resumable(folder)
-    with left_as_found():
+    with preserve_torch_globals():
         own = _Own.of(data=data, model=model, method=method, partition=partition)
         config = Config.read(values | own.values)
         chosen = own.method or methods.create(config.method, **config.hyper)
@@ -203,9 +203,9 @@ def rerun(
         changes: keys of the configuration to have otherwise, e.g. ``seed=1``; they are listed in the likeness.
     """
     changes = _one_rate(changes, changes.pop("client_lr", None))
-    with left_as_found():
+    with preserve_torch_globals():
         own = _Own.of(data=data, model=model, method=method, partition=partition)
-        again = Again.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
+        again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         if own.method is None:
             methods.refuse_code(Path(folder), [again.config.method], [str(own.values.get("method"))])

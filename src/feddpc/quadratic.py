@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from feddpc import methods
+from feddpc.checks import check_int
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.engine import sampler
-from feddpc.engine.base import Engine
-from feddpc.engine.federation import Federation, Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import advance
+from feddpc.engines.base import Engine
+from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
-from feddpc.options import whole
-from feddpc.task import Batch, Rows, Task
+from feddpc.round import sampling
+from feddpc.round.federation import Federation, RunState
+from feddpc.round.round import run_round
+from feddpc.tasks.base import Batch, Rows, Task
 
 
 class Quadratic(Task):
@@ -77,12 +77,12 @@ def trajectory(
             f"curvature {tuple(a.shape)} and centre {tuple(c.shape)} must both be [clients, d], "
             f"and w0 {tuple(w.shape)} must be [d]"
         )
-    whole("steps", steps, 1)
+    check_int("steps", steps, 1)
     population = len(a)
     federation = Federation(
         task=Quadratic(a, c),
         planner=Planner(Partition.from_lists([[j] for j in range(population)]), batch_size=1, epochs=steps, seed=0),
-        sampler=sampler.make("fixed", population=population, cohort=population, seed=0, schedule=schedule),
+        sampler=sampling.make("fixed", population=population, cohort=population, seed=0, schedule=schedule),
         client_lr=client_lr,
         server_lr=server_lr,
     )
@@ -92,9 +92,9 @@ def trajectory(
             f"{method.name} needs a network and samples ({', '.join(changes)}), but quadratic clients have neither: "
             "choose another method, or feddpc.simulate"
         )
-    progress = Progress.begin(method, w, population)
+    progress = RunState.begin(method, w, population)
     path = [w]
     for _ in schedule:
-        advance(federation, method, engine or Loop(), progress)
+        run_round(federation, method, engine or Loop(), progress)
         path.append(progress.w.clone())
     return torch.stack(path).numpy()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from feddpc.bench.scale import Size, Work, measure, python_memory
-from feddpc.engine.placement import Placement
+from feddpc.round.placement import Placement
 
 
 def work(size):

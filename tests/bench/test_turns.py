@@ -12,13 +12,13 @@ from feddpc.bench import machine, server, turns
 from feddpc.bench.eager import Eager
 from feddpc.bench.turns import Entrant
 from feddpc.bench.workloads import WORKLOADS, Workload
+from feddpc.config import Config
 from feddpc.data.batches import Planner
-from feddpc.engine.captured import Captured
-from feddpc.engine.federation import Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import advance
-from feddpc.run.config import Config
-from feddpc.run.experiment import prepare
+from feddpc.engines.cuda.captured import Captured
+from feddpc.engines.loop import Loop
+from feddpc.experiment import prepare
+from feddpc.round.federation import RunState
+from feddpc.round.round import run_round
 
 SMALL = Workload("small", "small images, cnn", "cnn", 10, 8, 2000, test=100)
 
@@ -44,10 +44,10 @@ def test_the_eager_loop_computes_what_fedavg_does():
     )
     setting = prepare(config, data=dataclasses.replace(SMALL, train=400).data())
     eager, method = Eager(setting), methods.create("fedavg")
-    progress = Progress.begin(method, setting.w0, 8)
+    progress = RunState.begin(method, setting.w0, 8)
     for _ in range(3):
         accuracy = eager()
-        record = advance(setting.federation, method, Loop(), progress)
+        record = run_round(setting.federation, method, Loop(), progress)
     assert record.test_accuracy == pytest.approx(accuracy, abs=0.011)
     own = torch.cat([value.flatten() for value in eager.state.values()])
     torch.testing.assert_close(progress.w, own, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from feddpc.cli import main
-from feddpc.run.record import read_records
+from feddpc.runs.record import read_records
 
 QUICK = ["--clients", "20", "--cohort", "4", "--engine", "loop", "--model", "mlp"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
@@ -190,7 +190,7 @@ def test_flag_wins_over_file_wins_over_default(tmp_path):
         'method = "fedcm"\nrounds = 3\nlr = 0.2\nclients = 20\ncohort = 4\nmodel = "mlp"\n[hyper]\nalpha = 0.5\n'
     )
     feddpc("run", "--config", "c.toml", "--rounds", "2", "--set", "model.hidden=[8]", "--out", "r", cwd=tmp_path)
-    from feddpc.run.record import load
+    from feddpc.runs.record import load
 
     config = load(tmp_path / "r").config
     assert (config.method, config.rounds, config.lr, config.batch_size) == ("fedcm", 2, 0.2, 32)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from feddpc.cli import app
 from feddpc.report import figures, page
-from feddpc.run.record import read_records
+from feddpc.runs.record import read_records
 
 QUICK = ["--clients", "20", "--cohort", "4", "--model", "mlp", "--rounds", "2", "--engine", "loop"]
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from feddpc.cli import app
 from feddpc.cli.reproduce import TARGETS, UNFINISHED
 from feddpc.errors import BadInputError, DataError, RunFolderError
-from feddpc.reproduce import question
+from feddpc.paper import question
 
 QUICK = ["--data", "digits", "--scale", "tiny", "--rounds", "2", "--alpha", "0.2", "--seeds", "0", "--processes", "1"]
 FEW = ["--methods", "feddpc,fedcm"]
@@ -41,14 +41,14 @@ def feddpc(tmp_path, monkeypatch):
     ],
 )
 def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_once):
-    monkeypatch.setattr("feddpc.run.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
+    monkeypatch.setattr("feddpc.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
 
     def carry_out(question, parts, place, labour, *, grid):
         seen.append(labour.workers.at_once)
         return SimpleNamespace(missing=[], failures=[])
 
-    monkeypatch.setattr("feddpc.reproduce.work.carry_out", carry_out)
+    monkeypatch.setattr("feddpc.paper.work.carry_out", carry_out)
     feddpc("table2", *wanted, "--report-only", "--quiet")
     assert seen == [at_once]
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import feddpc
 from feddpc.cli import app
 from feddpc.errors import RunFolderError
-from feddpc.run.record import read_records
+from feddpc.runs.record import read_records
 from support import blobs, tiny_net, uneven
 
 QUICK = ["--clients", "20", "--cohort", "4", "--model", "mlp", "--rounds", "2", "--engine", "loop"]

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from feddpc.cli import main
 from feddpc.cli.display import Many
-from feddpc.run.record import read_records
-from feddpc.sweep import Progress, batch
+from feddpc.runs.record import read_records
+from feddpc.study import Progress, batch
 
 SMALL = ["--clients", "10", "--cohort", "3", "--model", "mlp", "--engine", "loop", "--rounds", "4", "--device", "cpu"]
 GRID = ["--methods", "feddpc,fedavg", "--grid", "lr=0.3,0.1", "--grid", "feddpc.lam=0.5,1"]
@@ -53,9 +53,9 @@ def feddpc(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_once):
-    monkeypatch.setattr("feddpc.run.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
+    monkeypatch.setattr("feddpc.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
-    monkeypatch.setattr("feddpc.sweep.tune", lambda plan, out, workers, **_: seen.append(workers.at_once) or [])
+    monkeypatch.setattr("feddpc.study.tune", lambda plan, out, workers, **_: seen.append(workers.at_once) or [])
     given = wanted if "--grid" in wanted else [*wanted, "--grid", "lr=0.1"]
     feddpc("sweep", *given, "-q", "--out", "S", code=1)  # nothing was run, so nothing can be chosen
     assert seen == [at_once]

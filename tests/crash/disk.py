@@ -124,12 +124,12 @@ class Disk:
             with opened(path, "wb") as file:
                 file.write(save(tensors, metadata))
 
-        import feddpc.engine.rows
-        import feddpc.run.checkpoint
+        import feddpc.round.row_storage
+        import feddpc.runs.checkpoint
 
         io.open, os.open = opened, os_opened  # type: ignore[assignment]
-        feddpc.engine.rows.FileIO = Counted  # type: ignore[misc]
-        feddpc.run.checkpoint.save_file = save_file  # in Rust, otherwise: no call of Python's
+        feddpc.round.row_storage.FileIO = Counted  # type: ignore[misc]
+        feddpc.runs.checkpoint.save_file = save_file  # in Rust, otherwise: no call of Python's
 
 
 class _Synced:

@@ -14,13 +14,13 @@ from flwr.app import Array, Message
 from safetensors.torch import load_file
 
 from feddpc import flower, methods
-from feddpc.engine.federation import Progress
-from feddpc.engine.placement import Placement
-from feddpc.run import checkpoint
-from feddpc.run.runner import execute
-from feddpc.sweep import claims
-from feddpc.sweep import execute as execute_sweep
-from feddpc.sweep.item import check
+from feddpc.round.federation import RunState
+from feddpc.round.placement import Placement
+from feddpc.runs import checkpoint
+from feddpc.runs.runner import execute
+from feddpc.study import claims
+from feddpc.study import execute as execute_sweep
+from feddpc.study.item import check
 from federations import Unreliable, halves, train
 from support import setting_for
 from sweeping import items
@@ -62,7 +62,7 @@ class Run(World):
     def _checkpoint(self, folder: Path) -> dict[str, bytes]:
         """The state as it is restored: where a row lies in a file is no matter, what it holds is."""
         placement = Placement(self.memory, folder)  # type: ignore[arg-type]
-        progress = Progress.begin(self.method, self.setting.w0, self.setting.federation.population, placement)
+        progress = RunState.begin(self.method, self.setting.w0, self.setting.federation.population, placement)
         saved = checkpoint.load(folder)
         assert saved is not None
         checkpoint.restore(saved, progress)

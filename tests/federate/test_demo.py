@@ -9,7 +9,7 @@ import pytest
 
 from deployments import wait_until
 from feddpc.federate.processes import marked
-from feddpc.run.record import read_records
+from feddpc.runs.record import read_records
 
 pytestmark = pytest.mark.processes
 

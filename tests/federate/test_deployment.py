@@ -10,8 +10,8 @@ from deployments import running, wait_until
 from feddpc.federate import keys
 from feddpc.federate.deployment import Deployment
 from feddpc.federate.processes import ProcessError
-from feddpc.run.checkpoint import load_model
-from feddpc.run.record import read_records
+from feddpc.runs.checkpoint import load_model
+from feddpc.runs.record import read_records
 
 pytestmark = pytest.mark.processes
 

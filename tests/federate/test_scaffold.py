@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from flwr.app import Context, RecordDict
 from feddpc.flower import InProcessGrid
-from feddpc.run.checkpoint import load_model
+from feddpc.runs.checkpoint import load_model
 from federation import client_app, server_app
 import simulate
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from feddpc import flower
 from feddpc.errors import BadInputError
-from feddpc.run.checkpoint import load_model
+from feddpc.runs.checkpoint import load_model
 from federations import NODES, Unreliable
 
 EVERYBODY = {"min_train_nodes": NODES, "min_available_nodes": NODES, "fraction_evaluate": 0.0}

@@ -139,7 +139,7 @@ def test_which_methods_are_plain_follows_from_what_they_do():
     ("make", "reason"),
     [
         (lambda: flower.FedDPC(form="client"), "client half of its own"),
-        (lambda: flower.FedDPC(normalise_by_steps=True), "number of local steps"),
+        (lambda: flower.FedDPC(normalize_by_steps=True), "number of local steps"),
         (lambda: flower.FedDPC(lamda=1), "did you mean 'lam'"),
         (lambda: flower.FedDPC(server_lr=0), "server_lr"),
         (lambda: flower.FedDPC(min_replies=0), "min_replies"),

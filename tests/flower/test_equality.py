@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from feddpc import flower
-from feddpc.engine.federation import Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import advance
+from feddpc.engines.loop import Loop
+from feddpc.round.federation import RunState
+from feddpc.round.round import run_round
 from support import HARD, VARIANTS, setting_for, small_setting
 
 ROUNDS = 4
@@ -40,8 +40,8 @@ def test_noise_and_participants_are_no_secret_of_the_experiments_seed():
 @pytest.mark.parametrize("how", [{}, HARD], ids=["plain", "all"])
 def test_the_simulator_and_the_grid_agree_bit_by_bit(method, how):
     setting = setting_for(method, **how)
-    progress = Progress.begin(method, setting.w0, setting.federation.population)
-    records = [advance(setting.federation, method, Loop(), progress) for _ in range(ROUNDS)]
+    progress = RunState.begin(method, setting.w0, setting.federation.population)
+    records = [run_round(setting.federation, method, Loop(), progress) for _ in range(ROUNDS)]
     strategy, _ = federated(small_setting(reserve=method.reserve, **how), method, reproducible=True)
     assert strategy.refusals == []
     assert torch.equal(strategy.now.w, progress.w)

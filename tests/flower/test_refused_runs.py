@@ -379,7 +379,7 @@ def test_the_example_of_the_readme_trains_with_ten_nodes(tmp_path, monkeypatch):
 
 
 def test_a_void_round_in_the_simulator_and_over_flower_is_the_same():
-    from feddpc.engine.loop import Loop
+    from feddpc.engines.loop import Loop
     from support import run_rounds
 
     how = {"cohort": 1, "faults": {"nan": 1.0, "often": 0.5}}

@@ -9,7 +9,7 @@ from flwr.app import Array
 
 from feddpc import flower
 from feddpc.errors import FolderInUseError, RunFolderError
-from feddpc.run.record import RunFolder
+from feddpc.runs.record import RunFolder
 from federations import NODES, Unreliable, halves, plain_app, train, vector
 from support import VARIANTS
 
@@ -186,7 +186,7 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path):
 
 
 def test_a_finished_run_reads_like_one_of_the_simulator(tmp_path):
-    from feddpc.run.record import load
+    from feddpc.runs.record import load
 
     server, client = halves()
     strategy = flower.strategy("feddpc", **server, folder=tmp_path / "run")

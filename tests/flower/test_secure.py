@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddpc import flower, methods
-from feddpc.engine.federation import Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import advance
+from feddpc.engines.loop import Loop
 from feddpc.flower.secure.client import reticent, sealed
 from feddpc.flower.secure.encoding import MODULUS, Encoding
 from feddpc.flower.secure.masks import masks
+from feddpc.round.federation import RunState
+from feddpc.round.round import run_round
 from secure_sums import CLIENT_SIDE, CLIENTS, COHORT, SERVER_SIDE, Watched, cohort_of, federated, lenet, losing, plain
 from support import small_setting
 
@@ -72,12 +72,12 @@ def lenet_run():
 def test_lenet5_agrees_with_the_plain_server_round_by_round(lenet_run):
     setting, strategy, _, snapshots, _ = lenet_run
     assert setting.task.d == 62_006
-    method, whole = methods.create("feddpc"), Progress.begin(methods.create("feddpc"), setting.w0, 6)
+    method, whole = methods.create("feddpc"), RunState.begin(methods.create("feddpc"), setting.w0, 6)
     for t in (1, 2, 3):
         participants = strategy.records[t - 1].participants
         progress = plain(setting, method, participants, t, snapshots[t - 1])
         torch.testing.assert_close(snapshots[t][0], progress.w, rtol=0, atol=1e-6)
-        record = advance(setting.federation, method, Loop(), whole)
+        record = run_round(setting.federation, method, Loop(), whole)
         assert participants == record.participants
         assert strategy.records[t - 1].train_loss == pytest.approx(record.train_loss, abs=1e-5)
         torch.testing.assert_close(snapshots[t][0], whole.w, rtol=0, atol=1e-5)
@@ -106,7 +106,7 @@ def test_the_model_is_off_by_less_than_the_stated_bound(method):
             assert error.abs().max() < bound
 
 
-@pytest.mark.parametrize("hyper", [{"guard": "exclude", "tau": 0.95}, {"normalise_by_steps": True}, {"lam": -0.5}])
+@pytest.mark.parametrize("hyper", [{"guard": "exclude", "tau": 0.95}, {"normalize_by_steps": True}, {"lam": -0.5}])
 def test_variants_of_feddpc_agree_too(hyper):
     setting, snapshots = small_setting(cohort=COHORT), []
     strategy, _ = federated(setting, rounds=3, snapshots=snapshots, hyper=hyper)
@@ -124,9 +124,9 @@ def test_a_run_goes_on_where_it_was(tmp_path):
     federated(setting, rounds=2, folder=tmp_path / "run")
     strategy, _ = federated(setting, rounds=4, folder=tmp_path / "run")
     assert [record.round for record in strategy.records] == [3, 4]
-    progress = Progress.begin(methods.create("feddpc"), setting.w0, CLIENTS)
+    progress = RunState.begin(methods.create("feddpc"), setting.w0, CLIENTS)
     for _ in range(4):
-        advance(setting.federation, methods.create("feddpc"), Loop(), progress)
+        run_round(setting.federation, methods.create("feddpc"), Loop(), progress)
     torch.testing.assert_close(strategy.now.w, progress.w, rtol=0, atol=1e-5)
 
 

@@ -14,7 +14,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.compat.common.parameter import bytes_to_ndarray, ndarray_to_bytes
 
 from feddpc import flower, methods
-from feddpc.engine.loop import Loop
+from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.flower.secure.client import screened, wary
 from feddpc.flower.secure.encoding import MODULUS, Encoding

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import feddpc
-from feddpc.run.checkpoint import load_model
+from feddpc.runs.checkpoint import load_model
 
 EXPERIMENT = {"data": "digits", "model": "mlp", "clients": 4, "cohort": 2, "batch_size": 64, "seed": 3}
 PYPROJECT = """
@@ -35,8 +35,8 @@ folder = ""
 """
 APP = f"""
 from feddpc import flower
-from feddpc.run.config import Config
-from feddpc.run.experiment import prepare
+from feddpc.config import Config
+from feddpc.experiment import prepare
 
 halves = flower.dealt(prepare(Config.read({EXPERIMENT!r})))
 server = flower.server_app("scaffold", **halves.server())

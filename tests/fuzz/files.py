@@ -13,19 +13,19 @@ import torch
 from safetensors.torch import save
 
 from feddpc import methods
+from feddpc.config import Config, parse_set, read_toml
 from feddpc.data import cache as data_cache
 from feddpc.data import cifar, idx, images, npz, tiny_imagenet
 from feddpc.data.specs import SPECS
 from feddpc.data.tree import open_tree
-from feddpc.engine.federation import Progress
 from feddpc.errors import FeddpcError
 from feddpc.federate import keys
+from feddpc.paper import records, tuned
 from feddpc.report import tables
-from feddpc.reproduce import records, tuned
-from feddpc.run import checkpoint, compare, record
-from feddpc.run.config import Config, parse_set, read_toml
-from feddpc.sweep import plan
-from feddpc.sweep.claims import Claims
+from feddpc.round.federation import RunState
+from feddpc.runs import checkpoint, record
+from feddpc.study import compare, plan
+from feddpc.study.claims import Claims
 from fuzz.place import FOLDER, file, target
 
 STATE = "round-0000001.safetensors"
@@ -160,7 +160,7 @@ def checkpoint_state(content: bytes) -> None:
     file("checkpoint.json", json.dumps(note | {"diverged": None, "meter": {}}).encode(), folder)
     saved = checkpoint.load(folder)
     assert saved is not None
-    checkpoint.restore(saved, Progress.begin(methods.create("scaffold"), torch.zeros(3), 4))
+    checkpoint.restore(saved, RunState.begin(methods.create("scaffold"), torch.zeros(3), 4))
 
 
 @target

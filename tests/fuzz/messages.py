@@ -24,7 +24,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from feddpc import flower
-from feddpc.engine.federation import Progress
 from feddpc.errors import FeddpcError
 from feddpc.flower import client as client_module
 from feddpc.flower import orders, queries
@@ -38,6 +37,7 @@ from feddpc.flower.secure.encoding import SECURE
 from feddpc.flower.wire import REFUSED, REPLY, pack
 from feddpc.methods import create
 from feddpc.models.base import BodyAndHead
+from feddpc.round.federation import RunState
 from fuzz.place import file, target
 
 #: What a client may be asked; the first byte of an input chooses.
@@ -111,7 +111,7 @@ class Foreign(flower.InProcessGrid):
 
 
 @cache
-def began(method: str) -> tuple[FederatedStrategy, Foreign, Progress]:
+def began(method: str) -> tuple[FederatedStrategy, Foreign, RunState]:
     """Return a strategy whose clients have enrolled, its grid, and where it stands."""
     grid, made = Foreign(), strategy(method)
     made.welcome(grid, 3600)
@@ -154,7 +154,7 @@ BUFFERS = {"n.running_mean": torch.zeros(2), "n.running_var": torch.ones(2), "n.
 
 
 @cache
-def plain(buffers: bool) -> tuple[MethodStrategy, Progress, Message]:
+def plain(buffers: bool) -> tuple[MethodStrategy, RunState, Message]:
     """Return a drop-in strategy before its first round, where it stands, and a message of the round."""
     made, grid = flower.FedDPC(min_available_nodes=2), Foreign()
     made.begin(pack({"w": torch.zeros(3), **(BUFFERS if buffers else {})}), 1)

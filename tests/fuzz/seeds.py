@@ -22,7 +22,7 @@ from safetensors.torch import save
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from feddpc.data.dataset import FIELDS
 from feddpc.federate import certificates
-from feddpc.run import checkpoint
+from feddpc.runs import checkpoint
 from fuzz import files, heard
 
 CORPUS = Path(__file__).parent / "corpus"

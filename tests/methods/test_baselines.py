@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods
-from feddpc.engine.loop import Loop
+from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort
 from feddpc.quadratic import trajectory
@@ -204,22 +204,22 @@ def test_limits_of_clusters_hold_under_sample_weights(clusters, limit, cohort):
 def test_fedvarp_mean_memory_is_the_mean_of_memories():
     from feddpc.data.batches import Planner
     from feddpc.data.partition import Partition
-    from feddpc.engine import sampler
-    from feddpc.engine.federation import Federation, Progress
-    from feddpc.engine.rounds import advance
     from feddpc.quadratic import Quadratic
+    from feddpc.round import sampling
+    from feddpc.round.federation import Federation, RunState
+    from feddpc.round.round import run_round
 
     method = methods.create("fedvarp")
     federation = Federation(
         task=Quadratic(torch.tensor(A), torch.tensor(C)),
         planner=Planner(Partition.from_lists([[j] for j in range(4)]), 1, 3, 0),
-        sampler=sampler.make("bernoulli", population=4, cohort=2, seed=3),
+        sampler=sampling.make("bernoulli", population=4, cohort=2, seed=3),
         client_lr=0.1,
         server_lr=0.1,
     )
-    progress = Progress.begin(method, torch.tensor(W0), 4)
+    progress = RunState.begin(method, torch.tensor(W0), 4)
     for _ in range(30):
-        advance(federation, method, Loop(), progress)
+        run_round(federation, method, Loop(), progress)
         table = progress.slots.read(np.arange(4))["y"]
         torch.testing.assert_close(progress.server["ybar"], table.mean(0), rtol=0, atol=1e-14)
 

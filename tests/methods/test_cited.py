@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods
-from feddpc.engine.federation import Federation, Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import advance
+from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.quadratic import trajectory
+from feddpc.round.federation import Federation, RunState
+from feddpc.round.round import run_round
 from support import Q4, run_rounds, small_setting
 
 ALL4 = [[0, 1, 2, 3]]
@@ -115,7 +115,7 @@ def test_feddyns_exact_minimiser():
     alpha = 0.3
     method = methods.create("feddyn", alpha=alpha)
     federation, progress = quadratic_federation(method, steps=800)
-    advance(federation, method, Loop(), progress)
+    run_round(federation, method, Loop(), progress)
     h_j = progress.clients.export()[1]["h"].numpy()  # of clients 0 and 1, whose l was 0 before
     w_j = (A[:2] * C[:2] + alpha * W0) / (A[:2] + alpha)
     same(W0 + h_j, w_j, atol=1e-10)
@@ -127,7 +127,7 @@ def test_evaluating_the_clients_mean(name):
     """evaluate = clients: the mean over ALL clients of their last models, w_0 for those never seen."""
     method = methods.create(name, evaluate="clients")
     federation, progress = quadratic_federation(method)
-    advance(federation, method, Loop(), progress)
+    run_round(federation, method, Loop(), progress)
     last = np.tile(W0, (4, 1))
     last[:2] = progress.slots.export()[1]["last"].numpy()
     same(method.evaluated(progress.w, progress.server).numpy(), last.mean(0))
@@ -159,7 +159,7 @@ def test_fedspeeds_two_servers_agree_with_everybody():
 def test_fedspeeds_client_is_fedavgs_without_its_terms():
     method = methods.create("fedspeed", lam=1e12, rho=0.0)
     federation, progress = quadratic_federation(method)
-    advance(federation, method, Loop(), progress)
+    run_round(federation, method, Loop(), progress)
     moves = progress.clients.export()[1]["p"].numpy()
     same(moves.mean(0), path("fedavg")[1] - W0)
 
@@ -176,7 +176,7 @@ def test_fedspeed_at_a_stationary_point_stays():
 class Everybody(methods.get("fedamd")):
     """All are miners."""
 
-    def trains(self, cohort):
+    def train_mask(self, cohort):
         return np.ones(len(cohort.clients), dtype=bool)
 
 
@@ -211,13 +211,13 @@ def test_fedamds_roles_are_drawn_with_probability_p_and_do_not_depend_on_the_oth
         )
         for t in range(1, 101)
     ]  # fmt: skip
-    anchors = np.array([~method.trains(c) for c in cohorts])
+    anchors = np.array([~method.train_mask(c) for c in cohorts])
     assert abs(anchors.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 4000)
     alone = methods.Cohort(
         round=7, clients=torch.tensor([11]), population=40, weights=torch.ones(1), steps=torch.ones(1),
         client_lr=0.1, server_lr=0.1, seed=3,
     )  # fmt: skip
-    assert method.trains(alone)[0] != anchors[6, 11]
+    assert method.train_mask(alone)[0] != anchors[6, 11]
 
 
 def test_fedamds_mean_is_over_all_clients_and_memories_stay_gradients():
@@ -234,8 +234,8 @@ def test_fedamds_mean_is_over_all_clients_and_memories_stay_gradients():
 class Frozen(methods.get("feddc")):
     """FedDC whose variates stay zero."""
 
-    def finish(self, y, here):
-        up, own = super().finish(y, here)
+    def finish(self, y, ctx):
+        up, own = super().finish(y, ctx)
         return {**up, "change": torch.zeros_like(y)}, {**own, "c": torch.zeros_like(y)}
 
 
@@ -317,18 +317,18 @@ def quadratic_federation(method, steps=3):
     """The federation of Q4, to look inside."""
     from feddpc.data.batches import Planner
     from feddpc.data.partition import Partition
-    from feddpc.engine import sampler
     from feddpc.quadratic import Quadratic
+    from feddpc.round import sampling
 
     a, c, w = (torch.tensor(x) for x in (A, C, W0))
     federation = Federation(
         task=Quadratic(a, c),
         planner=Planner(Partition.from_lists([[j] for j in range(4)]), batch_size=1, epochs=steps, seed=0),
-        sampler=sampler.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
+        sampler=sampling.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
         client_lr=0.1,
         server_lr=0.1,
     )
-    return federation, Progress.begin(method, w, 4)
+    return federation, RunState.begin(method, w, 4)
 
 
 # Weights by samples
@@ -350,7 +350,7 @@ def test_with_weights_by_samples_the_fixed_point_is_the_weighted_optimum(name, h
     method = methods.create(name, **hyper)
     federation, progress = weighted_federation(method)
     for _ in range(1200):
-        advance(federation, method, Loop(), progress)
+        run_round(federation, method, Loop(), progress)
     sizes = np.array([1, 2, 3, 6])[:, None]
     same(progress.w.numpy(), (sizes * A * C).sum(0) / (sizes * A).sum(0), atol=1e-6)
 
@@ -361,7 +361,7 @@ def test_with_weights_by_samples_everybody_is_still_fedavg(name):
     for method in (methods.create(name), methods.create("fedavg")):
         federation, progress = weighted_federation(method)
         for _ in range(5):
-            advance(federation, method, Loop(), progress)
+            run_round(federation, method, Loop(), progress)
         ends.append(progress.w)
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
 
@@ -378,8 +378,8 @@ def weighted_federation(method):
     """Q4 with clients of 1, 2, 3 and 6 equal samples each, one local step of all of them, everybody present."""
     from feddpc.data.batches import Planner
     from feddpc.data.partition import Partition
-    from feddpc.engine import sampler
     from feddpc.quadratic import Quadratic
+    from feddpc.round import sampling
 
     sizes = [1, 2, 3, 6]
     a, c = (torch.tensor(np.repeat(x, sizes, axis=0)) for x in (A, C))
@@ -388,9 +388,9 @@ def weighted_federation(method):
     federation = Federation(
         task=Quadratic(a, c),
         planner=Planner(Partition.from_lists(lists), batch_size=6, epochs=3, seed=0),
-        sampler=sampler.make("uniform", population=4, cohort=4, seed=0),
+        sampler=sampling.make("uniform", population=4, cohort=4, seed=0),
         client_lr=0.1,
         server_lr=0.1,
         weighting="samples",
     )
-    return federation, Progress.begin(method, torch.tensor(W0), 4)
+    return federation, RunState.begin(method, torch.tensor(W0), 4)

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from feddpc import methods
-from feddpc.engine.federation import Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.memory import Memory
-from feddpc.engine.rounds import advance
-from feddpc.engine.stacked import Stacked
-from feddpc.run.config import write_toml
-from feddpc.run.record import line
+from feddpc.config import write_toml
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
+from feddpc.round.client_table import ClientTable
+from feddpc.round.federation import RunState
+from feddpc.round.round import run_round
+from feddpc.runs.record import line
 from support import VARIANTS, run_rounds, same_memories, setting_for
 
 #: Rounds until a method's model first moves, where that is not the first.
@@ -61,7 +61,7 @@ def test_nothing_handed_to_a_hook_is_changed(method):
     progress, _ = run_rounds(setting, method, Loop(), 5)
     before = {k: v.clone() for k, v in progress.server.items()}, progress.w.clone()
     server = progress.server
-    advance(setting.federation, method, Loop(), progress)
+    run_round(setting.federation, method, Loop(), progress)
     assert torch.equal(setting.w0, w0)
     assert not torch.equal(progress.w, before[1])
     assert all(torch.equal(server[k], v) for k, v in before[0].items())
@@ -71,12 +71,12 @@ def test_nothing_handed_to_a_hook_is_changed(method):
 def test_state_keeps_its_shape(method):
     """A checkpoint restores into a fresh state, so the state after any round must look like the first."""
     setting = setting_for(method)
-    first = Progress.begin(method, setting.w0, setting.federation.population)
+    first = RunState.begin(method, setting.w0, setting.federation.population)
     later, _ = run_rounds(setting, method, Loop(), 3)
     assert later.server.keys() == first.server.keys()
     for key, value in first.server.items():
         assert (later.server[key].shape, later.server[key].dtype) == (value.shape, value.dtype)
-    idle = method.idle(later.server)
+    idle = method.on_empty_round(later.server)
     assert {k: v.shape for k, v in idle.items()} == {k: v.shape for k, v in first.server.items()}
 
 
@@ -86,12 +86,12 @@ def test_a_moved_state_goes_on_alike(method):
     setting = setting_for(method)
     whole, _ = run_rounds(setting, method, Loop(), 6)
     half, _ = run_rounds(setting, method, Loop(), 3)
-    fresh = Progress.begin(method, setting.w0, setting.federation.population)
+    fresh = RunState.begin(method, setting.w0, setting.federation.population)
     fresh.w, fresh.server, fresh.round = half.w, half.server, half.round
     fresh.slots.restore(*half.slots.export())
     fresh.clients.restore(*half.clients.export())
     for _ in range(3):
-        advance(setting.federation, method, Loop(), fresh)
+        run_round(setting.federation, method, Loop(), fresh)
     assert torch.equal(fresh.w, whole.w)
 
 
@@ -101,7 +101,7 @@ def test_memories_exist_only_for_clients_that_came(method):
     progress, records = run_rounds(setting, method, Loop(), 2)
     seen = {c for r in records for c in r.participants}
     for memory in (progress.slots, progress.clients):
-        assert isinstance(memory, Memory)
+        assert isinstance(memory, ClientTable)
         surveyed = method.surveys and memory is progress.clients
         assert len(memory) == (setting.federation.population if surveyed else len(seen) if memory else 0)
 
@@ -166,9 +166,9 @@ def test_the_client_form_works_on_long_vectors_in_both_engines():
     """Beyond algebra.LONG numbers the sums take another way on a CPU, which vmap could not follow."""
     from torch import nn
 
-    from feddpc.methods.algebra import LONG
-    from feddpc.run.config import Config
-    from feddpc.run.experiment import prepare
+    from feddpc.config import Config
+    from feddpc.experiment import prepare
+    from feddpc.methods._algebra import LONG
     from support import blobs, uneven
 
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 14_000), nn.ReLU(), nn.Linear(14_000, 3))

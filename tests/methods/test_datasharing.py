@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from feddpc import methods
-from feddpc.engine.loop import Loop
+from feddpc.config import Config
+from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
+from feddpc.experiment import prepare
+from feddpc.method_setup import apply_method, with_reserve
 from feddpc.quadratic import trajectory
-from feddpc.run.config import Config
-from feddpc.run.experiment import prepare
-from feddpc.run.specialise import specialise, with_reserve
-from feddpc.task import Rows
+from feddpc.tasks.base import Rows
 from support import Q4, run_rounds, setting_for, small_setting, uneven
 
 
@@ -51,7 +51,7 @@ def test_shares_differ_between_clients_and_are_a_function_of_the_seed():
 
     def dealt(seed):
         config = Config(clients=10, cohort=2, seed=seed, device="cpu")
-        return specialise(prepare(with_reserve(config, [method])), method).federation.planner.partition
+        return apply_method(prepare(with_reserve(config, [method])), method).federation.planner.partition
 
     one, two, other = dealt(0), dealt(0), dealt(1)
     assert one.order.tolist() == two.order.tolist()
@@ -67,7 +67,7 @@ def test_shares_differ_between_clients_and_are_a_function_of_the_seed():
 def test_a_reserve_that_does_not_fit(reserve, message):
     method = methods.create("datasharing", beta=0.2)
     with pytest.raises(BadInputError, match=message):
-        specialise(small_setting(reserve=reserve), method)
+        apply_method(small_setting(reserve=reserve), method)
 
 
 def test_a_given_partition_that_the_reserve_would_empty():

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
+from feddpc.checks import coerce
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
-from feddpc.methods import gan
+from feddpc.methods import _gan
 from feddpc.methods.base import Method
 from feddpc.methods.faug import FAug
-from feddpc.methods.world import World
-from feddpc.options import fit
+from feddpc.methods.federated_data import FederatedData
 from support import DEVICE
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def make_world(counts=COUNTS, kind="image", seed=0, shape=(6, 5, 1), device=CPU)
         x, test = (1e3 * x - 7).astype(np.float32).reshape(n, -1), test.astype(np.float32).reshape(classes, -1)
         x[:, 9] = 0.1  # never varies
     data = Dataset.from_arrays(x if kind == "float" else x.astype(np.uint8), y, test, np.arange(classes))
-    return World(data, Partition.from_sizes(np.arange(n), np.sum(counts, 1)), seed, 0.1, 4, device)
+    return FederatedData(data, Partition.from_sizes(np.arange(n), np.sum(counts, 1)), seed, 0.1, 4, device)
 
 
 def same(a, b):
@@ -62,23 +62,23 @@ def test_the_gan_learns_two_classes(kind):
     data = two_kinds(kind)
     few = np.concatenate([np.flatnonzero(data.y_train == 0), np.flatnonzero(data.y_train == 1)[:5]])
     x, y = data.x_train[few], data.y_train[few]
-    generator = gan.train(data, x, y, steps=250, seed=0, device=CPU)
+    generator = _gan.train(data, x, y, steps=250, seed=0, device=CPU)
     for r in (0, 1):
-        z = np.random.default_rng(r).standard_normal((200, gan.LATENT))
-        made = gan.draw(data, generator, z, np.full(200, r))
+        z = np.random.default_rng(r).standard_normal((200, _gan.LATENT))
+        made = _gan.draw(data, generator, z, np.full(200, r))
         real = data.x_train[data.y_train == r].astype(float)
         other = data.x_train[data.y_train != r].astype(float)
         apart = np.abs(real.mean(0) - other.mean(0)).mean()
         assert np.abs(made.astype(float).mean(0) - real.mean(0)).mean() < 0.2 * apart
-        assert 0.3 < gan.variety(made) / gan.variety(real) < 3
+        assert 0.3 < _gan.variety(made) / _gan.variety(real) < 3
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 1), (32, 32, 3), (64, 64, 3), (5, 17, 3), (1, 1, 1), (3, 4, 1)])
 def test_any_size_of_image(shape):
     x, y = np.zeros((8, *shape), np.uint8), np.arange(8) % 2
     data = Dataset.from_arrays(x, y, x, y)
-    generator = gan.train(data, x, y, steps=1, seed=0, device=CPU)
-    made = gan.draw(data, generator, np.random.default_rng(0).standard_normal((3, gan.LATENT)), np.array([0, 1, 1]))
+    generator = _gan.train(data, x, y, steps=1, seed=0, device=CPU)
+    made = _gan.draw(data, generator, np.random.default_rng(0).standard_normal((3, _gan.LATENT)), np.array([0, 1, 1]))
     assert (made.shape, made.dtype) == ((3, *shape), np.uint8)
 
 
@@ -87,8 +87,8 @@ def test_any_shape_of_floats(shape):
     x, y = np.random.default_rng(0).normal(size=(8, *shape)).astype(np.float32), np.arange(8) % 2
     x[:, 0] = 7.0
     data = Dataset.from_arrays(x, y, x, y)
-    generator = gan.train(data, x, y, steps=2, seed=0, device=CPU)
-    made = gan.draw(data, generator, np.random.default_rng(0).standard_normal((3, gan.LATENT)), np.array([0, 1, 1]))
+    generator = _gan.train(data, x, y, steps=2, seed=0, device=CPU)
+    made = _gan.draw(data, generator, np.random.default_rng(0).standard_normal((3, _gan.LATENT)), np.array([0, 1, 1]))
     assert (made.shape, made.dtype) == ((3, *shape), np.float32)
     assert (made[:, 0] == 7.0).all(), "what never varies in the seeds never varies in what is made"
 
@@ -99,27 +99,27 @@ def test_classes_count_alike():
     few = np.concatenate([np.flatnonzero(data.y_train == 0), np.flatnonzero(data.y_train == 1)[:1]])
     seen = []
 
-    class Spy(gan.Discriminator):
+    class Spy(_gan.Discriminator):
         def forward(self, x, y):
-            seen.append(y[: gan.BATCH].clone())
+            seen.append(y[: _gan.BATCH].clone())
             return super().forward(x, y)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gan, "Discriminator", Spy)
-        gan.train(data, data.x_train[few], data.y_train[few], steps=60, seed=0, device=CPU)
+        patch.setattr(_gan, "Discriminator", Spy)
+        _gan.train(data, data.x_train[few], data.y_train[few], steps=60, seed=0, device=CPU)
     y = torch.stack(seen)
     assert 0.4 < float(y.float().mean()) < 0.6
-    packs = y.view(-1, gan.PACK)
+    packs = y.view(-1, _gan.PACK)
     assert torch.equal(packs, packs[:, :1].expand_as(packs))
 
 
 def test_drawing_does_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     data = two_kinds("image")
-    generator = gan.train(data, data.x_train, data.y_train, steps=3, seed=0, device=CPU)
-    z, y = np.random.default_rng(0).standard_normal((20, gan.LATENT)), np.arange(20) % 2
-    whole = gan.draw(data, generator, z, y)
-    monkeypatch.setattr(gan, "CHUNK", 7)
-    assert np.array_equal(gan.draw(data, generator, z, y), whole)
+    generator = _gan.train(data, data.x_train, data.y_train, steps=3, seed=0, device=CPU)
+    z, y = np.random.default_rng(0).standard_normal((20, _gan.LATENT)), np.arange(20) % 2
+    whole = _gan.draw(data, generator, z, y)
+    monkeypatch.setattr(_gan, "CHUNK", 7)
+    assert np.array_equal(_gan.draw(data, generator, z, y), whole)
 
 
 # What clients send.
@@ -167,8 +167,8 @@ def test_who_lacks_nothing_sends_nothing():
 
 def test_the_server_trains_on_what_was_sent_and_nothing_else(monkeypatch):
     world, got = make_world(), []
-    train = gan.train
-    monkeypatch.setattr(gan, "train", lambda data, x, y, **how: got.append((x, y)) or train(data, x, y, **how))
+    train = _gan.train
+    monkeypatch.setattr(_gan, "train", lambda data, x, y, **how: got.append((x, y)) or train(data, x, y, **how))
     method = replace(QUICK, seeds=2)
     learned = method.learn(world)
     ((x, y),) = got
@@ -187,7 +187,7 @@ def test_leakage_and_counts_by_hand():
     learned = method.learn(world)
     assert learned["labels"].tolist() == [1, 3]
     assert learned["sent"].tolist() == [4, 3 + 4]
-    new = method.furnish(world, learned)
+    new = method.extend_data(world, learned)
     assert new.disclosed["share_of_true_targets"] == pytest.approx(1 / 3)
     assert new.disclosed["raw_samples"] == 11
     assert new.disclosed["raw_samples_of_a_client"] == 5.5
@@ -212,7 +212,7 @@ def test_no_seed_at_all():
 
 def test_clients_fill_up_what_they_lack():
     world = make_world()
-    new = QUICK.furnish(world, QUICK.learn(world))
+    new = QUICK.extend_data(world, QUICK.learn(world))
     lacks = QUICK.missing(world.counts())
     lacks[:, 3] = 0  # of class 3 nobody has any
     assert (new.counts() == world.counts() + lacks).all()
@@ -231,9 +231,9 @@ def test_clients_fill_up_what_they_lack():
 def test_the_samples_are_those_of_the_generator():
     world = make_world([[9, 3], [0, 8]])
     learned = QUICK.learn(world)
-    new = QUICK.furnish(world, learned)
-    z = world.rng("faug", 1).standard_normal((4, gan.LATENT))
-    made = gan.draw(world.data, learned["generator"], z, np.zeros(4, np.int64))
+    new = QUICK.extend_data(world, learned)
+    z = world.rng("faug", 1).standard_normal((4, _gan.LATENT))
+    made = _gan.draw(world.data, learned["generator"], z, np.zeros(4, np.int64))
     assert np.array_equal(new.data.x_train[new.partition[1][8:]], made)
     assert torch.equal(new.kit["generator"], learned["generator"])
 
@@ -247,7 +247,7 @@ def test_learning_and_furnishing_are_repeatable_and_pure(kind):
     learned, again = QUICK.learn(world), QUICK.learn(world)
     assert same(learned, again)
     kept = {key: value.clone() for key, value in learned.items()}
-    one, other = QUICK.furnish(world, learned), QUICK.furnish(world, kept)
+    one, other = QUICK.extend_data(world, learned), QUICK.extend_data(world, kept)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
     assert same(learned, kept)
@@ -274,36 +274,36 @@ def test_without_targets_the_world_stays_as_it_is(method, counts):
     world = make_world(counts)
     learned = method.learn(world)
     assert learned == {}
-    assert method.furnish(world, learned) is world
+    assert method.extend_data(world, learned) is world
 
 
 def test_the_rounds_are_those_of_fedavg():
     own = {name for name in vars(FAug) if name in dir(Method) and not name.startswith("_")}
-    assert own <= {"name", "title", "reference", "costs", "privacy", "learn", "furnish", "light"}
+    assert own <= {"name", "title", "reference", "costs", "privacy", "learn", "extend_data", "light"}
 
 
 # Diversity.
 
 
 def test_variety():
-    assert gan.variety(np.array([[0, 0], [3, 4], [0, 0]], np.uint8)) == pytest.approx(10 / 3)
-    assert gan.variety(np.full((5, 4, 4, 1), 9, np.uint8)) == 0
-    assert math.isnan(gan.variety(np.zeros((1, 3))))
+    assert _gan.variety(np.array([[0, 0], [3, 4], [0, 0]], np.uint8)) == pytest.approx(10 / 3)
+    assert _gan.variety(np.full((5, 4, 4, 1), 9, np.uint8)) == 0
+    assert math.isnan(_gan.variety(np.zeros((1, 3))))
 
 
 def test_a_collapsed_generator_shows(monkeypatch):
     """A generator whose last layer ignores its input makes the same sample again and again: diversity 0."""
 
     def collapsed(data, x, y, **how):
-        generator = gan.Generator((1, 6, 5), data.classes, image=True)
+        generator = _gan.Generator((1, 6, 5), data.classes, image=True)
         nn.init.zeros_(generator.body[-1][-1].weight)
         return parameters_to_vector(generator.parameters()).detach()
 
     world = make_world()
     healthy = QUICK.learn(world)["diversity"]
     assert (healthy[:3] > 0).all()
-    monkeypatch.setattr(gan, "train", collapsed)
-    new = QUICK.furnish(world, QUICK.learn(world))
+    monkeypatch.setattr(_gan, "train", collapsed)
+    new = QUICK.extend_data(world, QUICK.learn(world))
     assert [new.disclosed[f"diversity_class_{r}"] for r in range(3)] == [0, 0, 0]
 
 
@@ -312,7 +312,7 @@ def test_diversity_is_unknown_where_seeds_tell_nothing():
     world = make_world([[9, 1], [9, 0]])
     learned = QUICK.learn(world)
     assert learned["diversity"][1] == -1
-    disclosed = QUICK.furnish(world, learned).disclosed
+    disclosed = QUICK.extend_data(world, learned).disclosed
     assert disclosed["diversity_class_1"] == "unknown"
     assert disclosed["diversity_class_0"] > 0
 
@@ -341,9 +341,9 @@ def test_what_it_says_about_itself():
         assert word in text
     hints = typing.get_type_hints(FAug)
     for key, value in FAug().hyper().items():
-        assert fit(key, value, hints[key]) == value
+        assert coerce(key, value, hints[key]) == value
     with pytest.raises(BadInputError, match="expected int"):
-        fit("faug: seeds", 2.5, hints["seeds"])
+        coerce("faug: seeds", 2.5, hints["seeds"])
 
 
 def test_where_it_is_trained_matters_little():

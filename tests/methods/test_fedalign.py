@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddpc import methods
-from feddpc.engine.loop import Loop
-from feddpc.engine.stacked import Stacked
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
-from feddpc.methods.base import Local
+from feddpc.experiment import prepare
+from feddpc.methods.base import ClientContext
 from feddpc.methods.fedalign import FedAlign, stretch
 from feddpc.models import MLP, LeNet5, ResNet18, SmallCNN, seeded
-from feddpc.run.experiment import prepare
-from feddpc.task import Rows, by_autograd, by_transform
+from feddpc.tasks.base import Rows, by_autograd, by_transform
 from support import run_rounds, small_setting
 
 ENGINES = pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_dead_maps_have_no_stretch_and_no_gradient(a, b, places):
 
 
 def here(w):
-    return Local(w, {}, {}, 0.05, torch.tensor(1.0))
+    return ClientContext(w, {}, {}, 0.05, torch.tensor(1.0))
 
 
 @pytest.mark.parametrize("differentiate", [by_autograd, by_transform])

@@ -11,15 +11,15 @@ from torch import nn
 from feddpc import methods
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.engine.loop import Loop
-from feddpc.engine.stacked import Stacked
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
-from feddpc.methods.base import Local
+from feddpc.experiment import prepare
+from feddpc.methods.base import ClientContext
 from feddpc.methods.fedbr import FedBR
-from feddpc.methods.world import World
+from feddpc.methods.federated_data import FederatedData
 from feddpc.models import SmallCNN, seeded
-from feddpc.run.experiment import prepare
-from feddpc.task import Rows
+from feddpc.tasks.base import Rows
 from support import run_rounds, small_setting
 
 ENGINES = pytest.mark.parametrize(
@@ -33,7 +33,7 @@ VARIANTS = pytest.mark.parametrize(
 
 
 def world_of(setting):
-    return World(setting.data, setting.partition, 0, 0.05, 4, torch.device(setting.w0.device))
+    return FederatedData(setting.data, setting.partition, 0, 0.05, 4, torch.device(setting.w0.device))
 
 
 def adapted(method, **values):
@@ -42,7 +42,7 @@ def adapted(method, **values):
     net = seeded(lambda: method.adapt(SmallCNN(3, 1, 6, width=4)), 0)
     setting = prepare(base.config, data=base.data, module=net, partition=base.partition)
     world = world_of(setting)
-    kit = dict(method.furnish(world, method.learn(world)).kit)
+    kit = dict(method.extend_data(world, method.learn(world)).kit)
     return replace(setting, federation=replace(setting.federation, kit=kit))
 
 
@@ -51,7 +51,7 @@ def away_from(w, seed=1):
 
 
 def local(setting, w=None, lr=0.05):
-    return Local(setting.w0 if w is None else w, setting.federation.kit, {}, lr, torch.tensor(1.0))
+    return ClientContext(setting.w0 if w is None else w, setting.federation.kit, {}, lr, torch.tensor(1.0))
 
 
 def by_hand(method, setting, w, y, x, labels, lr, steps):
@@ -188,7 +188,9 @@ def test_pseudo_samples_are_averages_of_one_client():
         (1, 2, 3, 1), np.uint8
     )
     data = Dataset.from_arrays(x, labels, x, labels, classes=2)
-    world = World(data, Partition.from_sizes(np.arange(12), np.array([6, 0, 6])), 3, 0.1, 4, torch.device("cpu"))
+    world = FederatedData(
+        data, Partition.from_sizes(np.arange(12), np.array([6, 0, 6])), 3, 0.1, 4, torch.device("cpu")
+    )
     x_p = FedBR(pseudo=40).learn(world)["x_p"]
     assert (x_p.shape, x_p.dtype) == ((40, 1, 2, 3), torch.float32)
     assert set(x_p.unique().tolist()) == {10.0, 100.0}
@@ -199,7 +201,7 @@ def test_pseudo_samples_are_averages_of_one_client():
 def test_one_sample_an_average_is_a_sample_and_layout_follows_the_network():
     rng = np.random.default_rng(0)
     x, labels = rng.integers(256, size=(9, 4, 5, 3)).astype(np.uint8), np.zeros(9, np.int64)
-    world = World(
+    world = FederatedData(
         Dataset.from_arrays(x, labels, x, labels, classes=2),
         *(Partition.from_sizes(np.arange(9), np.array([4, 5])), 0, 0.1, 4, torch.device("cpu")),
     )
@@ -216,7 +218,7 @@ def test_one_sample_an_average_is_a_sample_and_layout_follows_the_network():
 def test_what_is_handed_out_and_disclosed():
     method, world = FedBR(pseudo=7, averaged=4), world_of(small_setting())
     learned = method.learn(world)
-    furnished = method.furnish(world, learned)
+    furnished = method.extend_data(world, learned)
     assert torch.equal(furnished.kit["x_p"], learned["x_p"])
     assert furnished.disclosed == {"averages": 7, "samples_per_average": 4}
     assert furnished.up_once == 7 * 36 / 8

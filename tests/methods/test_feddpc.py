@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from feddpc import methods
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import project_out, residuals
-from feddpc.methods.base import Cohort, Local
+from feddpc.methods._algebra import project_out, residuals
+from feddpc.methods.base import ClientContext, Cohort
 from feddpc.methods.feddpc import FedDPC, Stream
 from feddpc.quadratic import trajectory
 from support import Q4
@@ -316,10 +316,10 @@ def test_the_three_forms_agree(problem, guard, by_steps):
     w, server = torch.zeros_like(g), {"delta": g}
     made = {}
     for form in ("matrix", "streaming", "client"):
-        rule = FedDPC(form=form, guard=guard, normalise_by_steps=by_steps)
+        rule = FedDPC(form=form, guard=guard, normalize_by_steps=by_steps)
         up = {"delta": D}
         if form == "client":
-            here = [Local(w, {"g": g}, {}, 1.0, k) for k in steps]
+            here = [ClientContext(w, {"g": g}, {}, 1.0, k) for k in steps]
             sent = [rule.finish(w - row, local)[0] for row, local in zip(D, here, strict=True)]
             up = {k: torch.stack([s[k] for s in sent]) for k in sent[0]}
         made[form] = rule.aggregate(w, server, up, cohort(m, steps=steps))
@@ -357,7 +357,7 @@ print((status("VmHWM") - before) / (4 * d))
 
 
 def test_after_a_round_without_answers_there_is_no_projection():
-    server = FedDPC().idle({"delta": AXIS})
+    server = FedDPC().on_empty_round({"delta": AXIS})
     step = FedDPC().aggregate(torch.zeros(2, dtype=F64), server, {"delta": HAND}, cohort(4))
     close(step.update, 2 * HAND.mean(0))
 

@@ -13,15 +13,15 @@ from scipy.special import logsumexp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
+from feddpc.checks import coerce as fit_type
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
-from feddpc.methods import em
+from feddpc.methods import _em
+from feddpc.methods._em import Box, Mixture
 from feddpc.methods.base import Method
-from feddpc.methods.em import Box, Mixture
+from feddpc.methods.federated_data import FederatedData
 from feddpc.methods.gmm import GMM
-from feddpc.methods.world import World
-from feddpc.options import fit as fit_type
 
 FLOOR = 1e-3
 SIZES = (3, 17, 1, 9, 30, 5, 11, 14)
@@ -39,7 +39,7 @@ def clusters(n=200, dim=5, seed=0):
 
 
 def likelihood(mixture, z):
-    return logsumexp(em.log_joint(mixture, z, z * z), axis=1).sum()
+    return logsumexp(_em.log_joint(mixture, z, z * z), axis=1).sum()
 
 
 def same(a, b, tolerance):
@@ -57,7 +57,7 @@ def make_world(kind="image", sizes=SIZES, seed=0, n=100, classes=4):
         x[:, 4] = 0.1  # never varies
     data = Dataset.from_arrays(x, y, x[::-1][:20], y[::-1][:20], classes=classes)
     order = rng.permutation(n)[: sum(sizes)]
-    return World(data, Partition.from_sizes(order, np.array(sizes)), seed, 0.1, 4, torch.device("cpu"))
+    return FederatedData(data, Partition.from_sizes(order, np.array(sizes)), seed, 0.1, 4, torch.device("cpu"))
 
 
 def tables(state):
@@ -76,12 +76,12 @@ def test_log_joint_is_the_density_of_the_mixture():
     z = rng.random((6, 4))
     normal = torch.distributions.Normal(torch.tensor(mixture.means), torch.tensor(mixture.variances).sqrt())
     expected = normal.log_prob(torch.tensor(z)[:, None]).sum(-1).numpy() + np.log([0.75, 0.25])
-    np.testing.assert_allclose(em.log_joint(mixture, z, z * z), expected, rtol=1e-12)
+    np.testing.assert_allclose(_em.log_joint(mixture, z, z * z), expected, rtol=1e-12)
 
 
 def test_one_component_is_mean_and_variance_of_the_class():
     z = clusters()
-    got = em.fit(z, np.sort(np.arange(200) % 7), unit(5), 1, 1, FLOOR, np.random.default_rng(0))
+    got = _em.fit(z, np.sort(np.arange(200) % 7), unit(5), 1, 1, FLOOR, np.random.default_rng(0))
     same(got, Mixture(np.array([200.0]), z.mean(0, keepdims=True), z.var(0, keepdims=True)), 1e-13)
 
 
@@ -90,10 +90,10 @@ def test_one_component_is_mean_and_variance_of_the_class():
 def test_one_client_is_ordinary_em(components, rounds):
     """scikit-learn's EM from the same start, the same number of rounds; its variances stay above our floor."""
     z = clusters(500)
-    first = em.start([z], unit(5), components, 1e-6, np.random.default_rng(1))
+    first = _em.start([z], unit(5), components, 1e-6, np.random.default_rng(1))
     got = first
     for _ in range(rounds):
-        got = em.improve(got, [z], unit(5), 1e-6)
+        got = _em.improve(got, [z], unit(5), 1e-6)
     theirs = GaussianMixture(
         components,
         covariance_type="diag",
@@ -118,16 +118,16 @@ def test_one_client_is_ordinary_em(components, rounds):
 @settings(max_examples=30, deadline=None)
 def test_who_holds_what_does_not_matter(owner, seed):
     z, rng = clusters(60, seed=seed), np.random.default_rng
-    alone = em.fit(z, np.zeros(60, np.int64), unit(5), 3, 10, FLOOR, rng(seed))
-    shared = em.fit(z, np.sort(np.array(owner)), unit(5), 3, 10, FLOOR, rng(seed))
+    alone = _em.fit(z, np.zeros(60, np.int64), unit(5), 3, 10, FLOOR, rng(seed))
+    shared = _em.fit(z, np.sort(np.array(owner)), unit(5), 3, 10, FLOOR, rng(seed))
     same(alone, shared, 1e-10)
 
 
 def test_blocks_do_not_matter(monkeypatch):
     z = clusters()
-    whole = em.fit(z, np.zeros(200, np.int64), unit(5), 3, 10, FLOOR, np.random.default_rng(0))
-    monkeypatch.setattr(em, "BLOCK", 40)
-    same(whole, em.fit(z, np.zeros(200, np.int64), unit(5), 3, 10, FLOOR, np.random.default_rng(0)), 1e-10)
+    whole = _em.fit(z, np.zeros(200, np.int64), unit(5), 3, 10, FLOOR, np.random.default_rng(0))
+    monkeypatch.setattr(_em, "BLOCK", 40)
+    same(whole, _em.fit(z, np.zeros(200, np.int64), unit(5), 3, 10, FLOOR, np.random.default_rng(0)), 1e-10)
 
 
 @given(
@@ -143,10 +143,10 @@ def test_the_likelihood_never_falls(n, dim, components, floor, levels, seed):
     """Also with repeated samples, constant features, variances at the floor and components that become empty."""
     rng = np.random.default_rng(seed)
     z = rng.integers(0, levels, (n, dim)) / 255
-    mixture = em.start([z], unit(dim), components, floor, rng)
+    mixture = _em.start([z], unit(dim), components, floor, rng)
     before = likelihood(mixture, z)
     for _ in range(8):
-        mixture = em.improve(mixture, [z], unit(dim), floor)
+        mixture = _em.improve(mixture, [z], unit(dim), floor)
         after = likelihood(mixture, z)
         assert after >= before - 1e-7 * (1 + abs(before))
         assert mixture.counts.sum() == pytest.approx(n)
@@ -159,7 +159,7 @@ def test_an_empty_component_stays_empty_and_where_it_is():
     far = Mixture(np.array([1.0, 1.0]), np.array([[0.5] * 5, [9.0] * 5]), np.full((2, 5), 0.01))
     got = far
     for _ in range(3):
-        got = em.improve(got, [z[:90], z[90:]], unit(5), FLOOR)
+        got = _em.improve(got, [z[:90], z[90:]], unit(5), FLOOR)
     assert got.counts[1] == 0
     assert got.weights.tolist() == [1, 0]
     np.testing.assert_array_equal(got.means[1], far.means[1])
@@ -170,7 +170,7 @@ def test_an_empty_component_stays_empty_and_where_it_is():
 def test_degenerate_classes_are_finite(x):
     x = np.array(x)
     box = Box.around([x])
-    mixture = em.fit(x, np.arange(len(x)), box, 3, 10, FLOOR, np.random.default_rng(0))
+    mixture = _em.fit(x, np.arange(len(x)), box, 3, 10, FLOOR, np.random.default_rng(0))
     assert all(np.isfinite(part).all() for part in (mixture.counts, mixture.means, mixture.variances))
     made = box.outwards(mixture.draw(50, np.random.default_rng(0)))
     assert (made[:, 1] == 4).all()
@@ -181,7 +181,7 @@ def test_degenerate_classes_are_finite(x):
 def test_high_dimension_does_not_starve_a_component():
     """Without offsets of equal length one component would get nearly every sample of white noise."""
     z = np.random.default_rng(0).random((300, 2000))
-    counts = em.fit(z, np.zeros(300, np.int64), unit(2000), 3, 1, FLOOR, np.random.default_rng(1)).counts
+    counts = _em.fit(z, np.zeros(300, np.int64), unit(2000), 3, 1, FLOOR, np.random.default_rng(1)).counts
     assert counts.min() > 40
 
 
@@ -204,7 +204,7 @@ def test_suppressed_components_never_generate(counts, below):
     counts = np.array(counts, np.float64)
     mixture = Mixture(counts, np.arange(1.0, len(counts) + 1)[:, None], np.full((len(counts), 1), 1e-6))
     kept = mixture.without(below)
-    alive = (counts >= below) & (counts >= em.NOBODY)
+    alive = (counts >= below) & (counts >= _em.NOBODY)
     assert ((kept.weights > 0) == alive).all()
     assert not kept.means[~alive].any()
     assert not kept.variances[~alive].any()
@@ -221,7 +221,7 @@ def test_a_rare_class_is_suppressed_and_never_made(kind):
     learned = GMM().learn(world)
     assert not any(learned[key][3].any() for key in ("weights", "means", "variances"))
     assert float(learned["counts"][3].sum()) == pytest.approx(held[3])
-    furnished = GMM(target=20).furnish(world, learned)
+    furnished = GMM(target=20).extend_data(world, learned)
     assert furnished.counts().sum(0)[3] == held[3]
     assert furnished.disclosed["suppressed_components"] >= 3
     assert furnished.disclosed["synthetic_samples"] == len(furnished.data.y_train) - len(world.data.y_train)
@@ -235,8 +235,8 @@ def test_a_class_that_nobody_holds_is_skipped():
     method = GMM(target=9)
     learned = method.learn(world)
     assert not learned["counts"][2].any()
-    assert method.furnish(world, learned).counts()[:, 2].sum() == 0
-    assert method.furnish(world, learned).disclosed["suppressed_components"] == 3  # those of the rare class
+    assert method.extend_data(world, learned).counts()[:, 2].sum() == 0
+    assert method.extend_data(world, learned).disclosed["suppressed_components"] == 3  # those of the rare class
 
 
 @KINDS
@@ -284,7 +284,7 @@ def test_learning_reads_only_what_clients_hold(kind):
 def test_every_client_reaches_its_target(kind, target):
     world, method = make_world(kind), GMM(target=target)
     learned = method.learn(world)
-    new = method.furnish(world, learned)
+    new = method.extend_data(world, learned)
     before, after = world.counts(), new.counts()
     usable = learned["weights"].numpy().any(1)
     assert usable.tolist() == [True, True, True, False]
@@ -298,7 +298,7 @@ def test_every_client_reaches_its_target(kind, target):
 def test_real_samples_stay_first_and_unchanged(kind):
     world, method = make_world(kind), GMM(target=8)
     x, y = world.data.x_train.copy(), world.data.y_train.copy()
-    new = method.furnish(world, method.learn(world))
+    new = method.extend_data(world, method.learn(world))
     np.testing.assert_array_equal(world.data.x_train, x)
     np.testing.assert_array_equal(new.data.x_train[: len(x)], x)
     np.testing.assert_array_equal(new.data.y_train[: len(y)], y)
@@ -316,7 +316,7 @@ def test_made_images_look_like_their_class():
     x = world.data.x_train.copy()
     x[:, 0, 2, 0] = 255  # one white pixel in every image
     world, method = replace(world, data=replace(world.data, x_train=x)), GMM(target=40)
-    new = method.furnish(world, method.learn(world)).data
+    new = method.extend_data(world, method.learn(world)).data
     made, y = new.x_train[100:], new.y_train[100:]
     assert (made.dtype, made.shape[1:]) == (np.uint8, (4, 3, 1))
     assert made[:, 0, 2].mean() > 240
@@ -330,14 +330,14 @@ def test_pixels_are_rounded_not_cut():
     world = make_world()
     x = np.broadcast_to((77 + world.data.y_train).astype(np.uint8)[:, None, None, None], world.data.x_train.shape)
     world, method = replace(world, data=replace(world.data, x_train=x)), GMM(target=40, floor=1e-9)
-    new = method.furnish(world, method.learn(world)).data
+    new = method.extend_data(world, method.learn(world)).data
     assert len(new.y_train) > 500
     assert (new.x_train == 77 + new.y_train[:, None, None, None]).all()
 
 
 def test_made_float_data_stay_in_the_range_of_each_feature():
     world, method = make_world("float"), GMM(target=40)
-    new = method.furnish(world, method.learn(world)).data
+    new = method.extend_data(world, method.learn(world)).data
     real, made = world.data.x_train[world.partition.order], new.x_train[100:]
     assert made.dtype == np.float32
     assert (made >= real.min(0)).all()
@@ -356,7 +356,7 @@ def test_the_scale_of_float_data_does_not_matter(scale):
     learned = method.learn(world)
     for key in ("weights", "means", "variances"):
         torch.testing.assert_close(learned[key], plain[key], rtol=0, atol=1e-4)
-    new = method.furnish(world, learned)
+    new = method.extend_data(world, learned)
     assert np.isfinite(new.data.x_train).all()
     assert new.kit["mixture"].isfinite().all()
 
@@ -364,7 +364,7 @@ def test_the_scale_of_float_data_does_not_matter(scale):
 @KINDS
 def test_target_0_is_fedavg(kind):
     world, method = make_world(kind), GMM(target=0)
-    assert method.furnish(world, method.learn(world)) is world
+    assert method.extend_data(world, method.learn(world)) is world
     assert GMM.aggregate is Method.aggregate
     assert GMM.finish is Method.finish
 
@@ -374,13 +374,13 @@ def test_the_same_world_gives_the_same_bytes_and_another_seed_others(kind):
     method = GMM(target=8)
     learned, again = (method.learn(make_world(kind)) for _ in range(2))
     assert tables(learned) == tables(again)
-    one, two = (method.furnish(make_world(kind), learned) for _ in range(2))
+    one, two = (method.extend_data(make_world(kind), learned) for _ in range(2))
     assert one.data.x_train.tobytes() == two.data.x_train.tobytes()
     assert one.partition.order.tobytes() == two.partition.order.tobytes()
     assert tables(one.kit) == tables(two.kit)
     assert one.disclosed == two.disclosed
     assert tables(method.learn(make_world(kind, seed=1))) != tables(learned)
-    other = method.furnish(make_world(kind, seed=1), learned)
+    other = method.extend_data(make_world(kind, seed=1), learned)
     assert other.data.x_train.tobytes() != one.data.x_train.tobytes()
 
 
@@ -388,14 +388,14 @@ def test_what_a_client_makes_does_not_depend_on_others():
     world, method = make_world(), GMM(target=8)
     learned = method.learn(world)
     fewer = replace(world, partition=Partition.from_lists(list(world.partition)[:3]))
-    few, all_ = method.furnish(fewer, learned), method.furnish(world, learned)
+    few, all_ = method.extend_data(fewer, learned), method.extend_data(world, learned)
     for j in range(3):
         np.testing.assert_array_equal(few.data.x_train[few.partition[j]], all_.data.x_train[all_.partition[j]])
 
 
 def test_what_travels_is_counted():
     world, method = make_world(), GMM(components=2, em_rounds=4)
-    new = method.furnish(world, method.learn(world))
+    new = method.extend_data(world, method.learn(world))
     held = (world.counts() > 0).sum(1).mean()
     assert new.down_once == pytest.approx(held * 2 * (2 * 12 + 1) * 4)
     assert new.up_once == pytest.approx(new.down_once + held * (2 * 12 + 1))

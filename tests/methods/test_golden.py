@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from feddpc import methods
-from feddpc.engine.loop import Loop
-from feddpc.engine.stacked import Stacked
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
 from feddpc.quadratic import trajectory
 from support import Q4
 
@@ -150,7 +150,7 @@ def test_golden_table(name, hyper, w2, w4, engine):
 class FirstIsAnchor(methods.get("fedamd")):
     """The roles of the golden table: the first of the round's clients measures, the second descends."""
 
-    def trains(self, cohort):
+    def train_mask(self, cohort):
         return np.arange(len(cohort.clients)) > 0
 
 
@@ -203,7 +203,7 @@ def test_limits_with_full_participation(name, hyper, limit, tolerance):
 
 def test_the_scales_of_feddpc():
     """methods.md 7.2: s_j in order of the schedule, read back through the mean scale of each round."""
-    from feddpc.engine.rounds import advance
+    from feddpc.round.round import run_round
 
     expected = {
         1.0: [
@@ -229,7 +229,7 @@ def test_the_scales_of_feddpc():
     }
     for lam, scales in expected.items():
         federation, progress, method = _q4(methods.create("feddpc", lam=lam))
-        means = [advance(federation, method, Loop(), progress).notes["mean_scale"] for _ in range(4)]
+        means = [run_round(federation, method, Loop(), progress).notes["mean_scale"] for _ in range(4)]
         np.testing.assert_allclose(means, np.reshape(scales, (4, 2)).mean(1), atol=1e-12)
 
 
@@ -238,16 +238,16 @@ def _q4(method):
 
     from feddpc.data.batches import Planner
     from feddpc.data.partition import Partition
-    from feddpc.engine import sampler
-    from feddpc.engine.federation import Federation, Progress
     from feddpc.quadratic import Quadratic
+    from feddpc.round import sampling
+    from feddpc.round.federation import Federation, RunState
 
     a, c = (torch.tensor(Q4[k], dtype=torch.float64) for k in ("curvature", "centre"))
     federation = Federation(
         task=Quadratic(a, c),
         planner=Planner(Partition.from_lists([[j] for j in range(4)]), batch_size=1, epochs=3, seed=0),
-        sampler=sampler.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
+        sampler=sampling.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
         client_lr=0.1,
         server_lr=0.1,
     )
-    return federation, Progress.begin(method, torch.tensor(Q4["w0"], dtype=torch.float64), 4), method
+    return federation, RunState.begin(method, torch.tensor(Q4["w0"], dtype=torch.float64), 4), method

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddpc import methods
-from feddpc.engine.loop import Loop
-from feddpc.engine.stacked import Stacked
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
-from feddpc.methods.base import Local
+from feddpc.experiment import prepare
+from feddpc.methods.base import ClientContext
 from feddpc.methods.moon import MOON, contrast
 from feddpc.models import SmallCNN, seeded
-from feddpc.run.experiment import prepare
-from feddpc.task import Rows
+from feddpc.tasks.base import Rows
 from support import run_rounds, small_setting
 
 ENGINES = pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_the_objective_is_that_of_separate_networks():
     loss = F.cross_entropy(logits, batch.y) + 2.0 * F.cross_entropy(pairs / 0.5, torch.zeros(5, dtype=torch.int64))
     loss.backward()
     want = torch.cat([p.grad.reshape(-1) for p in local.parameters()])
-    here = Local(setting.w0, {}, {"prev": prev, "seen": torch.ones(())}, 0.05, torch.tensor(1.0))
-    value, g = task.value_and_grad(lambda at: MOON_SMALL.objective(task, at, batch, here), y)
+    ctx = ClientContext(setting.w0, {}, {"prev": prev, "seen": torch.ones(())}, 0.05, torch.tensor(1.0))
+    value, g = task.value_and_grad(lambda at: MOON_SMALL.objective(task, at, batch, ctx), y)
     torch.testing.assert_close(value, loss.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(g, want, rtol=0, atol=1e-12)
 

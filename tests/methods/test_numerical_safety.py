@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods
-from feddpc.methods.base import Cohort, Local, Method
+from feddpc.methods.base import ClientContext, Cohort, Method
 from feddpc.methods.feddpc import FedDPC
 from support import VARIANTS
 
@@ -76,10 +76,10 @@ class Server:
         steps = torch.ones((), dtype=self.w.dtype)
         sent = []
         for x in x_md:
-            here = Local(self.w, down, self.own | probed, CLIENT_LR, steps)
-            start = self.method.start(here)
+            ctx = ClientContext(self.w, down, self.own | probed, CLIENT_LR, steps)
+            start = self.method.start(ctx)
             y = start - x if start.ndim == 1 else torch.cat([(start[0] - x)[None], start[1:]])
-            sent.append(self.method.finish(y, here)[0])
+            sent.append(self.method.finish(y, ctx)[0])
         up = {k: torch.stack([s[k] for s in sent]) for k in sent[0]}
         made = self.method.aggregate(self.w, self.server, up, cohort)
         before = self.w.clone()

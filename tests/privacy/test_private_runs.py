@@ -10,17 +10,17 @@ import torch
 import feddpc
 from feddpc import methods
 from feddpc.cli import main
-from feddpc.engine import sampler
-from feddpc.engine.captured import Captured
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import advance
-from feddpc.engine.stacked import Stacked
-from feddpc.engine.threads import Threads
+from feddpc.engines.cuda.captured import Captured
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
+from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.privacy import epsilon
-from feddpc.run.compare import Wishes, compare
-from feddpc.run.record import load_config, read_records
-from feddpc.run.runner import execute
+from feddpc.round import sampling
+from feddpc.round.round import run_round
+from feddpc.runs.record import load_config, read_records
+from feddpc.runs.runner import execute
+from feddpc.study.compare import Overrides, compare
 from support import VARIANTS, run_rounds, small_setting
 
 TERMS = {"clip": 0.5, "noise": 1.0}
@@ -57,7 +57,7 @@ def test_a_round_with_nobody_is_noise_and_not_silence(name):
     empty = next(t for t, draw in enumerate(draws, start=1) if not len(draw.answered))
     progress, _ = run_rounds(setting, method, Loop(), empty - 1)
     before = progress.w.clone()
-    record = advance(setting.federation, method, Loop(), progress)
+    record = run_round(setting.federation, method, Loop(), progress)
     moved = (progress.w - before).norm() / setting.config.server_lr * setting.config.lr
     assert record.participants == []
     assert record.notes["epsilon"] == epsilon(1.0, 1 / 8, empty, 1e-5)
@@ -183,7 +183,7 @@ def test_what_would_break_the_promise_is_refused(values, message):
 
 
 def test_a_comparison_refuses_a_method_before_any_run(tmp_path):
-    wishes = Wishes({"participation": "poisson", "privacy": TERMS, "clients": 20, "cohort": 4})
+    wishes = Overrides({"participation": "poisson", "privacy": TERMS, "clients": 20, "cohort": 4})
     with pytest.raises(BadInputError, match="scaffold cannot be run with privacy"):
         compare(wishes, ["fedavg", "scaffold"], [0], tmp_path / "c")
     assert not (tmp_path / "c").exists()
@@ -217,7 +217,7 @@ def test_the_command_line_takes_flags_and_a_table(tmp_path, monkeypatch, capsys)
 
 
 def test_poisson_participation_is_independent_coins():
-    s = sampler.make("poisson", population=40, cohort=2, seed=0)
+    s = sampling.make("poisson", population=40, cohort=2, seed=0)
     came = [len(s.draw(t).invited) for t in range(1, 4001)]
     empty = (1 - 2 / 40) ** 40
     assert sum(c == 0 for c in came) / 4000 == pytest.approx(empty, abs=5 * math.sqrt(empty * (1 - empty) / 4000))

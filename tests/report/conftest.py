@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from browser import Browser, find_chromium
-from feddpc.run.config import Config, write_toml
-from feddpc.run.record import StoredRun
+from feddpc.config import Config, write_toml
+from feddpc.runs.record import StoredRun
 
 
 @pytest.fixture

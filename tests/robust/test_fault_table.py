@@ -1,10 +1,10 @@
-"""The fault table: what every kind of fault does to a run, without and with a defence, written to reports/faults.md."""
+"""The fault table: what every kind of fault does to a run, without and with a defense, written to reports/faults.md."""
 
 import os
 from pathlib import Path
 
 from feddpc import methods
-from feddpc.engine.loop import Loop
+from feddpc.engines.loop import Loop
 from feddpc.robust.faults import KINDS
 from support import run_rounds, small_setting
 
@@ -38,14 +38,14 @@ def test_every_fault_and_what_becomes_of_it():
     ]
     for kind in KINDS:
         faults, cells = {kind: 0.25} | ({"scale": -10.0} if kind == "scaled" else {}), []
-        for defence, fates in (({}, FATES), (DEFENCE, FENCED)):
-            setting, progress, records = run(faults=faults, **defence)
+        for defense, fates in (({}, FATES), (DEFENCE, FENCED)):
+            setting, progress, records = run(faults=faults, **defense)
             found = fate(setting, records, kind)
             away = float((progress.w - honest.w).norm() / (honest.w - start.w0).norm())
             cells += ["counted" if found == "participants" else found, f"{away:.3g}"]
             assert found == fates[kind], kind
-            assert records[-1].diverged is None or (kind, defence) == ("huge", {})
-            assert away > 1e20 if (kind, defence) == ("huge", {}) else away < (1.5 if defence else 100), kind
+            assert records[-1].diverged is None or (kind, defense) == ("huge", {})
+            assert away > 1e20 if (kind, defense) == ("huge", {}) else away < (1.5 if defense else 100), kind
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     REPORTS.mkdir(parents=True, exist_ok=True)
     about = (

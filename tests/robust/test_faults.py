@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from feddpc import methods
-from feddpc.engine.captured import Captured
-from feddpc.engine.loop import Loop
+from feddpc.engines.cuda.captured import Captured
+from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.robust import attacks, faults
-from feddpc.run.runner import Stop, execute
+from feddpc.runs.runner import Stop, execute
 from support import compare_with_loop, run_rounds, same_memories, setting_for, small_setting
 
 F64 = torch.float64

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from feddpc import methods
+from feddpc.config import Config
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.engine import sampler
-from feddpc.engine.federation import Federation, Progress
-from feddpc.engine.loop import Loop
-from feddpc.engine.rounds import advance
+from feddpc.engines.loop import Loop
 from feddpc.quadratic import Quadratic
-from feddpc.run import checkpoint
-from feddpc.run.config import Config
-from feddpc.run.record import RunFolder
+from feddpc.round import sampling
+from feddpc.round.federation import Federation, RunState
+from feddpc.round.round import run_round
+from feddpc.runs import checkpoint
+from feddpc.runs.record import RunFolder
 
 CLIENTS, D = 10, 4
 #: Rounds between two checkpoints.
@@ -31,7 +31,7 @@ def federation():
     return Federation(
         task=Quadratic(curvature, centre),
         planner=Planner(Partition.from_lists([[j] for j in range(CLIENTS)]), 1, 1, 0),
-        sampler=sampler.make("uniform", population=CLIENTS, cohort=2, seed=0),
+        sampler=sampling.make("uniform", population=CLIENTS, cohort=2, seed=0),
         client_lr=0.1,
         server_lr=0.1,
         evaluate=lambda w: (0.0, float(w.norm())),
@@ -51,14 +51,14 @@ def open_files():
 def drift(name, rounds, folder):
     """Run with records and checkpoints; return the progress, and memory and open files along the way."""
     method, world = methods.create(name), federation()
-    progress = Progress.begin(method, torch.zeros(D), CLIENTS)
+    progress = RunState.begin(method, torch.zeros(D), CLIENTS)
     run = RunFolder.create(folder)
     seen = []
     try:
         run.begin(Config())
         for _ in range(rounds // EVERY):
             for _ in range(EVERY):
-                record = advance(world, method, Loop(), progress)
+                record = run_round(world, method, Loop(), progress)
                 assert record.diverged is None
                 run.append(record)
             checkpoint.save(run.checkpoint, progress, run.records.mark)

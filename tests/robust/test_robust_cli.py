@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from feddpc.cli import main
-from feddpc.run.record import load_config, read_records
+from feddpc.runs.record import load_config, read_records
 
 QUICK = ["run", "--clients", "20", "--cohort", "10", "--engine", "loop", "--model", "mlp", "--rounds", "2", "--quiet"]
 

@@ -15,7 +15,7 @@ from feddpc.robust.rules import clipped, coordinate_median, krum_scores, spatial
 
 F64 = torch.float64
 NAMES = [name for name in rules.names() if name != "mean"]
-REPLACING = ["median", "trimmed_mean", "centred_clipping", "geometric_median"]
+REPLACING = ["median", "trimmed_mean", "centered_clipping", "geometric_median"]
 SELECTING = ["krum", "multi_krum"]
 #: Rules whose centre turns with the rows; the other two look at coordinates.
 ROUND = ["krum", "multi_krum", "geometric_median"]
@@ -91,7 +91,7 @@ def test_geometric_median_keeps_to_its_tolerance():
         assert float(off) < 20 * tolerance * float(usual)
 
 
-def test_centred_clipping_by_hand():
+def test_centered_clipping_by_hand():
     """From the median 1, radius 2, one iteration: 0, 1, 2 stay and 101 becomes 1 + 2."""
     x = torch.tensor([[0.0], [1.0], [1.0], [2.0], [101.0]], dtype=F64)
     close(clipped(x, 2.0, 1), torch.tensor([[0.0], [1.0], [1.0], [2.0], [3.0]], dtype=F64))
@@ -100,7 +100,7 @@ def test_centred_clipping_by_hand():
 
 def test_limits_where_a_rule_is_the_mean():
     x = cloud()
-    close(centre("centred_clipping", x, radius=1e6), x.mean(0))
+    close(centre("centered_clipping", x, radius=1e6), x.mean(0))
     close(centre("trimmed_mean", x, share=0.0), x.mean(0))
     close(centre("multi_krum", x, select=len(x)), x.mean(0))
     close(clipped(x, 1e6, 1), x, 1e-14)
@@ -132,7 +132,7 @@ def test_breakdown(name, size):
 def test_the_breakdown_point_of_the_medians_is_a_half():
     """A majority may put the centre where it likes, a minority may not."""
     good, bad = torch.zeros(1, 3, dtype=F64), torch.full((1, 3), 1e6, dtype=F64)
-    for name in ("median", "geometric_median", "centred_clipping"):
+    for name in ("median", "geometric_median", "centered_clipping"):
         assert float(centre(name, torch.cat([good] * 5 + [bad] * 4)).abs().max()) < 1
         assert float(centre(name, torch.cat([good] * 4 + [bad] * 5)).abs().max()) > 9e5
 
@@ -221,7 +221,7 @@ def test_flags_beside_vectors_are_judged_as_well():
         ("krum", {"share": 0.5}, "below 0.5"),
         ("trimmed_mean", {"share": -0.1}, "probability"),
         ("multi_krum", {"select": -1}, "at least 0"),
-        ("centred_clipping", {"radius": -1.0}, "above 0"),
+        ("centered_clipping", {"radius": -1.0}, "above 0"),
         ("geometric_median", {"iterations": 0}, "at least 1"),
     ],
 )

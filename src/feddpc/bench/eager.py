@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc import models
+from feddpc.experiment import Setting
 from feddpc.models.base import BodyAndHead
-from feddpc.run.experiment import Setting
 
 
 class Eager:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from feddpc.run.record import environment
+from feddpc.runs.record import environment
 
 
 def describe(device: str) -> dict[str, Any]:

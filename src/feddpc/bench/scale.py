@@ -17,12 +17,12 @@ from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.engine import sampler
-from feddpc.engine.federation import Federation, Progress
-from feddpc.engine.placement import ON_DEVICE, Placement
-from feddpc.engine.rounds import advance
 from feddpc.quadratic import Quadratic
-from feddpc.run.engines import ENGINES
+from feddpc.round import sampling
+from feddpc.round.federation import Federation, RunState
+from feddpc.round.placement import ON_DEVICE, Placement
+from feddpc.round.round import run_round
+from feddpc.runs.engine_choice import ENGINES
 
 STEPS = 2
 
@@ -48,7 +48,7 @@ class Size:
                 STEPS,
                 0,
             ),
-            sampler=sampler.make(
+            sampler=sampling.make(
                 "cyclic" if turns else "uniform",
                 population=self.population,
                 cohort=self.cohort,
@@ -62,8 +62,8 @@ class Size:
     def start(self, placement: Placement = ON_DEVICE) -> Callable[[], object]:
         """Return a function that makes the next round."""
         federation, method, engine = self.federation(), methods.create(self.method), ENGINES[self.engine]()
-        progress = Progress.begin(method, torch.zeros(self.d), self.population, placement)
-        return lambda: advance(federation, method, engine, progress)
+        progress = RunState.begin(method, torch.zeros(self.d), self.population, placement)
+        return lambda: run_round(federation, method, engine, progress)
 
 
 def measure(size: Size, rounds: int, warm: int = 1, placement: Placement = ON_DEVICE) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import Workload
-from feddpc.engine.federation import Progress
-from feddpc.engine.rounds import advance
+from feddpc.config import Config
 from feddpc.errors import BadInputError, FeddpcError
-from feddpc.run.config import Config
-from feddpc.run.engines import ENGINES
-from feddpc.run.experiment import Setting, prepare
-from feddpc.run.process import set_precision
-from feddpc.run.specialise import specialise
+from feddpc.experiment import Setting, prepare
+from feddpc.method_setup import apply_method
+from feddpc.round.federation import RunState
+from feddpc.round.round import run_round
+from feddpc.runs.engine_choice import ENGINES
+from feddpc.torch_globals import set_precision
 
 WARM_UP = 2
 #: Turns that everyone gets, and that nobody gets more than, when none were asked for.
@@ -142,14 +142,14 @@ class Settings:
 
         def build(evaluate: bool) -> Callable[[], object]:
             rule = methods.create(method)
-            setting = specialise(self[precision], rule)
+            setting = apply_method(self[precision], rule)
             machine = ENGINES[engine]()
             if why := machine.refuses(setting.task):
                 raise BadInputError(why)
             # One of its own, as every run has: it knows the batches of the next round, and of no other.
             federation = replace(setting.federation, evaluate=setting.federation.evaluate if evaluate else None)
-            progress = Progress.begin(rule, setting.w0, federation.population)
-            return lambda: advance(federation, rule, machine, progress)
+            progress = RunState.begin(rule, setting.w0, federation.population)
+            return lambda: run_round(federation, rule, machine, progress)
 
         return Entrant(engine, method, precision, build, self.device)
 

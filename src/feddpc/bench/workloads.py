@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feddpc.config import Config
 from feddpc.data import Dataset
-from feddpc.run.config import Config
 
 
 @dataclass(frozen=True)

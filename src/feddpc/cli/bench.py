@@ -49,9 +49,9 @@ def bench(
     from feddpc import methods as registry
     from feddpc.bench import machine, server, turns
     from feddpc.bench.workloads import WORKLOADS
-    from feddpc.run.engines import ENGINES
-    from feddpc.run.experiment import resolve_device
-    from feddpc.run.files import replace_text
+    from feddpc.experiment import resolve_device
+    from feddpc.runs.engine_choice import ENGINES
+    from feddpc.storage import replace_text
 
     names = flags.listed(methods, "--methods")
     for name in names:

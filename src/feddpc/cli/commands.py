@@ -69,7 +69,7 @@ def _settable(key: str) -> str | None:
     from dataclasses import fields
 
     from feddpc import methods
-    from feddpc.run.config import PARTS, Config
+    from feddpc.config import PARTS, Config
 
     if key in PARTS and key in PARTS.values():
         return f"{key}.KEY=VALUE"

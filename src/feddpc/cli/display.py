@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from feddpc.run.config import Config
-    from feddpc.sweep import Progress as Runs
+    from feddpc.config import Config
+    from feddpc.study import Progress as Runs
 
 #: Seconds between two plain lines.
 PLAIN_SECONDS = 2.0

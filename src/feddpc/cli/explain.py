@@ -61,7 +61,7 @@ def _measured_cells(measured: dict[str, float]) -> list[str]:
 def _facts(cls: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from feddpc.run.costs import measure
+    from feddpc.runs.costs import measure
 
     return {
         "name": cls.name,
@@ -107,12 +107,12 @@ def partition(
     as_json: flags.Json = False,
 ) -> None:
     """Deal the data to clients, print a summary and draw the client-by-class picture."""
+    from feddpc.config import Config
     from feddpc.data import load
     from feddpc.data import partition as partitions
+    from feddpc.experiment import partition_options
     from feddpc.report import partition_picture
-    from feddpc.run.config import Config
-    from feddpc.run.experiment import partition_options
-    from feddpc.run.files import explained
+    from feddpc.storage import explain_os_errors
 
     given = {"data": data, "clients": clients, "alpha": alpha, "partition": partition, "seed": seed}
     wanted = flags.wishes({k: v for k, v in given.items() if v is not None} | _small(clients), {}, set_, []).config(
@@ -126,7 +126,7 @@ def partition(
     summary = partitions.summary(dealt, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = f"{wanted.data}: {wanted.partition}" + (f" ({terms})" if terms else "") + f", seed {wanted.seed}"
-    with explained(out):
+    with explain_os_errors(out):
         partition_picture.draw(
             dealt.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title
         )

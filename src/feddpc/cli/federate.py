@@ -40,9 +40,9 @@ def demo(
     from rich.console import Console
 
     from feddpc.cli.display import Display
+    from feddpc.config import Config
     from feddpc.errors import BadInputError
     from feddpc.federate.demo import Demo
-    from feddpc.run.config import Config
 
     if resume and out is None:
         raise BadInputError("--resume needs --out FOLDER, the folder to continue")

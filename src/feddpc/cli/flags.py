@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from feddpc.run.compare import Wishes
+    from feddpc.study.compare import Overrides
 
 EXPERIMENT = "Experiment"
 TRAINING = "Training"
@@ -147,16 +147,16 @@ def wishes(
     names: Sequence[str],
     *,
     extra: Sequence[str] = (),
-    base: Wishes | None = None,
-) -> Wishes:
+    base: Overrides | None = None,
+) -> Overrides:
     """Merge a file's ``table`` and flags over ``base``, what an earlier call asked for.
 
     ``names`` are the methods that will run, ``extra`` the keys of the table that are for the caller.
     """
-    from feddpc.run.compare import Wishes
-    from feddpc.run.config import parse_set
+    from feddpc.config import parse_set
+    from feddpc.study.compare import Overrides
 
-    merged = base or Wishes()
+    merged = base or Overrides()
     merged.absorb({k: v for k, v in table.items() if k not in extra}, names)
     merged.values.update({k: v for k, v in given.items() if v is not None})
     for text in sets or []:
@@ -166,7 +166,7 @@ def wishes(
 
 def table(file: Path | None) -> dict[str, Any]:
     """Read a configuration file, once: it may be a pipe. Names may be written with hyphens, as flags are."""
-    from feddpc.run.config import read_toml
+    from feddpc.config import read_toml
 
     return {key.replace("-", "_"): value for key, value in read_toml(file).items()} if file else {}
 
@@ -257,7 +257,7 @@ def usual_at_once(device: str | None, data: str, model: str) -> int:
     """Return how many runs share a process if nobody says: a GPU has room for several small models, a CPU has not."""
     from feddpc import models
     from feddpc.data.specs import SPECS
-    from feddpc.run.experiment import resolve_device
+    from feddpc.experiment import resolve_device
 
     if not resolve_device(device or "auto").startswith("cuda"):
         return 1

@@ -14,8 +14,8 @@ def presets(
     scale: Annotated[str | None, typer.Option(help="paper, small or tiny. [default: paper; small for digits]")] = None,
 ) -> None:
     """List the presets, or print one as a complete configuration."""
-    from feddpc import presets as known
-    from feddpc.run.config import write_toml
+    from feddpc.config import write_toml
+    from feddpc.paper import presets as known
 
     if name is not None:
         given = {} if scale is None else {"scale": scale}

@@ -15,9 +15,9 @@ from feddpc.cli.commands import Command, Group
 from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
-    from feddpc.reproduce.question import Question
-    from feddpc.reproduce.sheet import Sheet
-    from feddpc.sweep.workers import Workers
+    from feddpc.paper.question import Question
+    from feddpc.paper.sheet import Sheet
+    from feddpc.study.workers import Workers
 
 app = typer.Typer(
     cls=Group, help="The paper's tables and figures, run again, beside what it reports.", no_args_is_help=True
@@ -127,10 +127,10 @@ def reproduce(
     from rich.console import Console
 
     from feddpc.cli.display import Many
-    from feddpc.presets import PRESETS
-    from feddpc.reproduce import work
-    from feddpc.reproduce.question import Question, data_of
-    from feddpc.run.runner import Stop
+    from feddpc.paper import work
+    from feddpc.paper.presets import PRESETS
+    from feddpc.paper.question import Question, data_of
+    from feddpc.runs.runner import Stop
 
     target = str(context.info_name)
     wanted = data_of(target, None if data is None else flags.listed(data, "--data"))
@@ -189,8 +189,8 @@ def export(
     to: Annotated[Path, typer.Option(help="The file to write, e.g. results/cifar10.json.")],
 ) -> None:
     """Write the records of a study to one compact file, from which the documents can be made."""
-    from feddpc.reproduce import records
-    from feddpc.reproduce.study import all_runs
+    from feddpc.paper import records
+    from feddpc.paper.study import all_runs
 
     path = folder / "records.json"
     if not path.is_file():
@@ -208,7 +208,7 @@ def docs(
     images: Annotated[Path, typer.Option(help="Folder for its figures.")] = Path("docs/images/reproduction"),
 ) -> None:
     """Make the document of the reproduction anew, from records alone."""
-    from feddpc.reproduce import documents, records
+    from feddpc.paper import documents, records
 
     for path in documents.write(records.read_all(files), to, images):
         typer.echo(str(path))
@@ -229,7 +229,7 @@ def _numbers(text: str, flag: str) -> tuple[float, ...]:
 
 def _crew(data: str, count: int | None, at_once: int) -> Workers:
     """Return who works: by default this process, and for digits a process for every core."""
-    from feddpc.sweep import InProcess, Processes
+    from feddpc.study import InProcess, Processes
 
     count = count or ((os.cpu_count() or 1) if data == "digits" else 1)
     return InProcess(at_once=at_once) if count == 1 else Processes(count, at_once=at_once)
@@ -237,13 +237,13 @@ def _crew(data: str, count: int | None, at_once: int) -> Workers:
 
 def _table1(questions: Sequence[Question], out: Path) -> list[Sheet]:
     """Write Table 1 of each data set, which needs no runs and no data, and return all."""
-    from feddpc.reproduce import costs, work
-    from feddpc.run.files import explained, replace_text
+    from feddpc.paper import costs, work
+    from feddpc.storage import explain_os_errors, replace_text
 
     made = []
     for question in questions:
         folder = work.Place.of(out, question).results
-        with explained(folder):
+        with explain_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         for sheet in costs.table1(question.data, question.scale):
             replace_text(folder / f"{sheet.name}.csv", sheet.csv())

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from feddpc.reproduce.sheet import Sheet
-    from feddpc.reproduce.verdicts import Finding
-    from feddpc.reproduce.work import Report
+    from feddpc.paper.sheet import Sheet
+    from feddpc.paper.verdicts import Finding
+    from feddpc.paper.work import Report
 
 #: Columns that the tables need: a folded table cannot be read.
 WIDTH = 150
@@ -25,7 +25,7 @@ def show(report: Report) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from feddpc.reproduce import documents
+    from feddpc.paper import documents
 
     for part in report.parts:
         for sheet in documents.sheets(report.study, part):
@@ -67,7 +67,7 @@ def show_sheet(sheet: Sheet) -> None:
 
 def as_dict(report: Report) -> dict[str, Any]:
     """Return a report for JSON."""
-    from feddpc.reproduce import documents
+    from feddpc.paper import documents
 
     return {
         "title": report.study.title,
@@ -89,7 +89,7 @@ def sheet_dict(sheet: Sheet) -> dict[str, Any]:
 
 
 def _findings(report: Report) -> list[Finding]:
-    from feddpc.reproduce.claims import findings
+    from feddpc.paper.claims import findings
 
     return [finding for finding in findings(report.study) if finding.part in report.parts]
 

@@ -17,8 +17,8 @@ from feddpc.errors import BadInputError, RunFolderError, unknown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feddpc.sweep import Outcome, Plan
-    from feddpc.sweep.workers import Workers
+    from feddpc.study import Outcome, SweepPlan
+    from feddpc.study.workers import Workers
 
 app = typer.Typer(
     cls=Group, help="Try settings of several methods with one budget, and choose.", invoke_without_command=True
@@ -121,8 +121,8 @@ def sweep(
     from rich.console import Console
 
     from feddpc.cli.display import Many
-    from feddpc.run.runner import Stop
-    from feddpc.sweep import tune
+    from feddpc.runs.runner import Stop
+    from feddpc.study import tune
 
     out = out or Path("runs") / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     given = flags.given(locals()) | ({} if validation is None else {"validation": validation})
@@ -149,10 +149,10 @@ def show(
     as_json: flags.Json = False,
 ) -> None:
     """Say what is there and what is missing, and write results.csv of the first folder anew."""
-    from feddpc.sweep import gather, scan
-    from feddpc.sweep.plan import differences, stored
-    from feddpc.sweep.store import Store
-    from feddpc.sweep.tune import both
+    from feddpc.study import gather, scan
+    from feddpc.study.plan import differences, stored
+    from feddpc.study.store import Store
+    from feddpc.study.tune import both
 
     for folder in folders:
         if not folder.is_dir():
@@ -179,11 +179,11 @@ def _plan(
     sets: Sequence[str] | None,
     vary: dict[str, Any],
     select: str | None,
-) -> Plan:
+) -> SweepPlan:
     """Return what was asked for; where a sweep is in ``out``, what is not said is as there."""
     from feddpc.methods import refuse_code
-    from feddpc.sweep.choose import BY
-    from feddpc.sweep.plan import Plan, make_space, stored
+    from feddpc.study.choose import BY
+    from feddpc.study.plan import SweepPlan, make_space, stored
 
     if select is not None and select not in BY:
         raise unknown("way to choose", select, BY)
@@ -204,11 +204,11 @@ def _plan(
             vary["grid"] or [], vary["random"] or [], vary["trials"], vary["sampler"], vary["seed"] or 0, None
         )
     judged = "validation" if wishes.values["validation"] else "test"
-    return Plan(names, numbers, wishes, space, select or (before.objective if before else judged))
+    return SweepPlan(names, numbers, wishes, space, select or (before.objective if before else judged))
 
 
 def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) -> Workers:
-    from feddpc.sweep import InProcess, Processes, RayWorkers
+    from feddpc.study import InProcess, Processes, RayWorkers
 
     if processes is not None and ray is not None:
         raise BadInputError("--processes and --ray: choose one of them")
@@ -219,10 +219,10 @@ def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) 
     return InProcess(at_once=at_once) if processes is None else Processes(processes, at_once=at_once)
 
 
-def _usual_at_once(plan: Plan, device: str | None) -> int:
+def _usual_at_once(plan: SweepPlan, device: str | None) -> int:
     """Return how many runs share a process if nobody says; one, if some of the models may be large."""
-    from feddpc.run.config import Config
-    from feddpc.sweep.ranges import Choice
+    from feddpc.config import Config
+    from feddpc.study.ranges import Choice
 
     def all_of(key: str) -> list[Any]:
         axis = plan.space.axes.get(key)
@@ -232,11 +232,11 @@ def _usual_at_once(plan: Plan, device: str | None) -> int:
     return min(flags.usual_at_once(device, str(d), str(m)) for d in all_of("data") for m in all_of("model"))
 
 
-def _announce(plan: Plan, out: Path, console: Any) -> None:
+def _announce(plan: SweepPlan, out: Path, console: Any) -> None:
     """Print what every method is given, and warn where that is not the same."""
-    from feddpc.run.config import Config
-    from feddpc.sweep.choose import budget
-    from feddpc.sweep.plan import refuse_another
+    from feddpc.config import Config
+    from feddpc.study.choose import budget
+    from feddpc.study.plan import refuse_another
 
     refuse_another(out, plan)
 
@@ -256,7 +256,7 @@ def _present(outcomes: list[Outcome], folders: list[Path], select: str, quiet: b
     """Show what was chosen and what is missing."""
     from collections import Counter
 
-    from feddpc.sweep.tune import both
+    from feddpc.study.tune import both
 
     choices, counts = both(outcomes), Counter(outcome.status for outcome in outcomes)
     open_ = [outcome for outcome in outcomes if not outcome.ended]

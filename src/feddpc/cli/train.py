@@ -13,10 +13,10 @@ from feddpc.cli import flags
 from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
-    from feddpc.run.again import Again
-    from feddpc.run.compare import Wishes
-    from feddpc.run.config import Config
-    from feddpc.run.runner import Outcome
+    from feddpc.config import Config
+    from feddpc.runs.rerun import RerunPlan
+    from feddpc.runs.runner import Outcome
+    from feddpc.study.compare import Overrides
 
 #: The seven of the paper's table, FedAvg included.
 PAPER = "feddpc,fedavg,fedprox,fedexp,fedga,fedcm,fedvarp"
@@ -64,12 +64,12 @@ def run(
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
     out = _folder(out, resume, "run")
+    from feddpc.config import Config
+    from feddpc.experiment import make_method, prepare
+    from feddpc.method_setup import with_reserve
     from feddpc.methods import refuse_code
-    from feddpc.run.config import Config
-    from feddpc.run.experiment import make_method, prepare
-    from feddpc.run.record import load_config
-    from feddpc.run.runner import Stop, execute
-    from feddpc.run.specialise import with_reserve
+    from feddpc.runs.record import load_config
+    from feddpc.runs.runner import Stop, execute
 
     stored = load_config(out) if resume else None
     table = flags.table(config)
@@ -160,8 +160,8 @@ def compare(
     given = flags.given(locals())
     out = _folder(out, resume, "comparison")
     from feddpc.methods import refuse_code
-    from feddpc.run import compare as comparison
-    from feddpc.run.runner import Stop
+    from feddpc.runs.runner import Stop
+    from feddpc.study import compare as comparison
 
     table = flags.table(config)
     for key in ("method", "seed"):
@@ -203,7 +203,7 @@ def _folder(out: Path | None, resume: bool, kind: str) -> Path:
             raise BadInputError("--resume needs --out FOLDER, the folder to continue")
         return Path("runs") / f"{'compare' if kind == 'comparison' else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     if resume:
-        from feddpc.run.resumable import check_resumable
+        from feddpc.runs.resumable import check_resumable
 
         check_resumable(out, kind)
     return out
@@ -211,7 +211,7 @@ def _folder(out: Path | None, resume: bool, kind: str) -> Path:
 
 def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
     """Return the configuration of a run to continue; little may change, and nothing of what was computed."""
-    from feddpc.run.config import MAY_CHANGE
+    from feddpc.config import MAY_CHANGE
 
     asked = {k: v for k, v in values.items() if k not in MAY_CHANGE} | ({"hyper": hyper} if hyper else {})
     if different := stored.differences(asked):
@@ -221,16 +221,16 @@ def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str,
     return type(stored).read({**stored.asdict(), **{k: values[k] for k in MAY_CHANGE if k in values}})
 
 
-def _again(like: Path, wishes: Wishes, method: str, quiet: bool) -> Again:
+def _again(like: Path, wishes: Overrides, method: str, quiet: bool) -> RerunPlan:
     """Return the run in ``like`` with what flags and file ask for instead."""
-    from feddpc.run.again import Again
+    from feddpc.runs.rerun import RerunPlan
 
     def tell(text: str) -> None:
         if not quiet:
             typer.echo(f"warning: {text}", err=True)
 
     given = {**wishes.values, "method": method, "hyper": wishes.hyper.get(method, {})}
-    again = Again.plan(like, given, tell)
+    again = RerunPlan.plan(like, given, tell)
     again.refuse_missing(data=False, model=False, partition=False)
     return again
 
@@ -290,10 +290,10 @@ def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
     if path.exists() or len(partition) > 10_000:
         return
     from feddpc.report.failures import noted
-    from feddpc.run.files import explained
+    from feddpc.storage import explain_os_errors
 
     title = f"{config.data}: {config.partition}, {config.clients} clients, seed {config.seed}"
-    with noted(path, failures), explained(path):
+    with noted(path, failures), explain_os_errors(path):
         from feddpc.report import partition_picture
 
         partition_picture.draw(partition.counts(data.y_train, data.classes), path, data.class_names, title)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feddpc import chance
 from feddpc.data.partition import Partition
+from feddpc.rng import generator, torch_seed
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """The batches of a cohort: client ``i`` trains on ``index[i, k, :count[i, k]]`` at step ``k < steps[i]``.
 
     What lies behind ``count`` and ``steps`` is padding (index 0). ``draws[i, k, b]`` holds the vertical shift, the
@@ -30,10 +30,10 @@ class Plan:
     noise: tuple[int, ...]
     draws: NDArray[np.int16] | None = None  # [m, K, B, 3]
 
-    def take(self, rows: Ints) -> Plan:
+    def take(self, rows: Ints) -> BatchPlan:
         """Return the plan of some of the clients, by their places."""
         K = int(self.steps[rows].max())
-        return Plan(
+        return BatchPlan(
             clients=self.clients[rows],
             sizes=self.sizes[rows],
             index=self.index[rows, :K],
@@ -43,7 +43,7 @@ class Plan:
             draws=None if self.draws is None else self.draws[rows, :K],
         )
 
-    def resting(self, rest: NDArray[np.bool_]) -> Plan:
+    def resting(self, rest: NDArray[np.bool_]) -> BatchPlan:
         """Return this plan without any steps for the clients that ``rest`` marks."""
         return replace(self, steps=np.where(rest, 0, self.steps), count=np.where(rest[:, None], 0, self.count))
 
@@ -58,11 +58,11 @@ class Planner:
     seed: int
     shift: int = 0  # largest shift of a crop in pixels; 0 means no augmentation
 
-    def plan(self, round: int, clients: Ints) -> Plan:
+    def plan(self, round: int, clients: Ints) -> BatchPlan:
         """Shuffled batches of ``epochs`` passes over each client's samples; the last partial batch is kept."""
         passes = []
         for client in clients:
-            own, rng = self.partition[int(client)], chance.rng(self.seed, "batches", round, int(client))
+            own, rng = self.partition[int(client)], generator(self.seed, "batches", round, int(client))
             passes.append([own[rng.permutation(len(own))] for _ in range(self.epochs)])
         return self._pad(round, clients, passes)
 
@@ -70,11 +70,11 @@ class Planner:
         """Return how many local steps clients with ``sizes`` samples make in a round."""
         return -(-sizes // self.batch_size) * self.epochs
 
-    def sweep(self, clients: Ints) -> Plan:
+    def sweep(self, clients: Ints) -> BatchPlan:
         """One unshuffled, unaugmented pass over each client's samples, for full gradients."""
         return self._pad(None, clients, [[self.partition[int(c)]] for c in clients])
 
-    def _pad(self, round: int | None, clients: Ints, passes: list[list[Ints]]) -> Plan:
+    def _pad(self, round: int | None, clients: Ints, passes: list[list[Ints]]) -> BatchPlan:
         chunks = [
             [order[i : i + self.batch_size] for order in orders for i in range(0, len(order), self.batch_size)]
             for orders in passes
@@ -87,17 +87,17 @@ class Planner:
             for k, batch in enumerate(batches):
                 index[i, k, : len(batch)] = batch
                 count[i, k] = len(batch)
-        noise = tuple(chance.torch_seed(self.seed, "noise", round or 0, int(c)) for c in clients)
+        noise = tuple(torch_seed(self.seed, "noise", round or 0, int(c)) for c in clients)
         draws = self._draws(round, clients, index.shape) if round is not None and self.shift else None
         sizes = np.array([len(orders[0]) for orders in passes], dtype=np.int64)
-        return Plan(clients, sizes, index, count, steps, noise, draws)
+        return BatchPlan(clients, sizes, index, count, steps, noise, draws)
 
     def _draws(self, round: int, clients: Ints, shape: tuple[int, ...]) -> NDArray[np.int16]:
         draws = np.zeros((*shape, 3), dtype=np.int16)
         high = [2 * self.shift + 1, 2 * self.shift + 1, 2]
         for i, client in enumerate(clients):
             # A stream a client, read step by step, so that what a sample gets does not depend on the cohort's padding.
-            rng = chance.rng(self.seed, "augment", round, int(client))
+            rng = generator(self.seed, "augment", round, int(client))
             size = min(self.batch_size, len(self.partition[int(client)]))
             draws[i, :, :size] = rng.integers(high, size=(shape[1], size, 3), dtype=np.int16)
         return draws

@@ -16,8 +16,9 @@ import numpy as np
 
 from feddpc.data.dataset import FIELDS, Array, Dataset, compact, md5
 from feddpc.data.specs import Spec
-from feddpc.disk import sync_file, sync_folder
 from feddpc.errors import DataError
+from feddpc.storage import sync_file
+from feddpc.storage import sync_folder_now as sync_folder
 
 FORMAT = 1
 _JSON = "dataset.json"

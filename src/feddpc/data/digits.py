@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from feddpc import chance
 from feddpc.data.dataset import Array, Dataset
 from feddpc.data.specs import Spec
 from feddpc.errors import DataError
+from feddpc.rng import generator
 
 
 def decode(spec: Spec) -> Dataset:
@@ -36,7 +36,7 @@ def _file() -> Path:
 
 def _stratified(y: Array, share: float) -> Array:
     """Mark ``share`` of every class, at random but always the same ones."""
-    rng = chance.rng(0, "digits-split")
+    rng = generator(0, "digits-split")
     marked = np.zeros(len(y), bool)
     for label in np.unique(y):
         of_class = np.flatnonzero(y == label)

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from feddpc.checks import check_int
 from feddpc.data import schemes
 from feddpc.data.schemes import Dealt, Ids, resolve_min_size
 from feddpc.errors import BadInputError
-from feddpc.options import Menu, whole
+from feddpc.registry import Registry
 
 __all__ = ["Partition", "make", "names", "options", "resolve_min_size", "summary"]
 
-_MENU: Menu[Dealt] = Menu(
+_MENU: Registry[Dealt] = Registry(
     "partition",
     {
         "dirichlet": schemes.dirichlet,
@@ -149,7 +150,7 @@ def make(name: str, labels: npt.ArrayLike, clients: int, *, seed: int, **options
     """
     deal = _MENU.builder(name, options)
     y = _integers("labels", labels)
-    if whole("clients", clients, 1) > len(y):
+    if check_int("clients", clients, 1) > len(y):
         raise BadInputError(f"clients = {clients}, but there are only {len(y)} samples: take at most {len(y)} clients")
     return Partition.from_sizes(*deal(y, int(clients), seed, **options))
 

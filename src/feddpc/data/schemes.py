@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from feddpc import chance
+from feddpc.checks import check_int, check_positive
 from feddpc.errors import BadInputError
-from feddpc.options import positive, whole
+from feddpc.rng import generator
 
 Ids = npt.NDArray[np.int64]
 Dealt = tuple[Ids, Ids]
@@ -32,7 +32,7 @@ def resolve_min_size(samples: int, clients: int, min_size: int | None = None) ->
     average = samples // clients
     if min_size is None:
         return 10 if average >= 100 else max(1, average // 10)
-    size = whole("min_size", min_size, 1)
+    size = check_int("min_size", min_size, 1)
     if size > average:
         remedy = f"at most {average} is possible" if average else f"there are fewer samples ({samples}) than clients"
         raise BadInputError(f"min_size = {size} for {clients} clients needs {size * clients} samples: {remedy}")
@@ -49,9 +49,9 @@ def dirichlet(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2, min_s
     The stream is NumPy's legacy generator and the draws come in the order of the original code, so ``seed=0`` gives the
     very partition that this code gives after ``np.random.seed(0)``.
     """
-    concentration = min(positive("alpha", alpha), _LARGEST_ALPHA)
+    concentration = min(check_positive("alpha", alpha), _LARGEST_ALPHA)
     least = resolve_min_size(len(labels), clients, min_size)
-    stream = np.random.RandomState(whole("seed", seed, 0, 2**32 - 1))
+    stream = np.random.RandomState(check_int("seed", seed, 0, 2**32 - 1))
     by_class = _by_class(labels)
     # Seconds of work at most, then give up; small data, where bad luck is likelier, get more tries.
     tries = int(np.clip(10**8 // (len(labels) + len(by_class) * clients), 10, 5000))
@@ -105,9 +105,9 @@ def dirichlet_equal(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2)
     renormalised over the classes that are left (equal, if these have no weight). Each repetition empties a class, so
     there are at most as many as classes. The remainder goes as one more sample to each of the first clients.
     """
-    rng = chance.rng(seed, "partition")
+    rng = generator(seed, "partition")
     by_class = [rng.permutation(members) for members in _by_class(labels)]
-    prior = _dirichlet_rows(rng, positive("alpha", alpha), clients, len(by_class))
+    prior = _dirichlet_rows(rng, check_positive("alpha", alpha), clients, len(by_class))
     stock = np.array([len(members) for members in by_class])
     sizes = _even(len(labels), clients)
     counts, missing = np.zeros((clients, len(stock)), np.int64), sizes.copy()
@@ -127,7 +127,7 @@ def dirichlet_equal(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2)
 
 def shards(labels: Ids, clients: int, seed: int, *, shards: int = 2) -> Dealt:
     """Sort by label, cut in ``clients * shards`` even pieces, deal ``shards`` to each client (McMahan et al. 2017)."""
-    per_client = whole("shards", shards, 1)
+    per_client = check_int("shards", shards, 1)
     pieces = clients * per_client
     if pieces > len(labels):
         raise BadInputError(
@@ -136,7 +136,7 @@ def shards(labels: Ids, clients: int, seed: int, *, shards: int = 2) -> Dealt:
         )
     lengths = _even(len(labels), pieces)
     starts = np.cumsum(lengths) - lengths
-    dealt = chance.rng(seed, "partition").permutation(pieces)
+    dealt = generator(seed, "partition").permutation(pieces)
     # Positions of the dealt pieces one after the other: each piece's start, and on from there.
     within = np.arange(len(labels)) - np.repeat(np.cumsum(lengths[dealt]) - lengths[dealt], lengths[dealt])
     order = np.argsort(labels, kind="stable")[np.repeat(starts[dealt], lengths[dealt]) + within]
@@ -150,8 +150,8 @@ def quantity(labels: Ids, clients: int, seed: int, *, alpha: float = 0.5, min_si
     bad luck, as drawing again until all clients are large enough would.
     """
     least = resolve_min_size(len(labels), clients, min_size)
-    rng = chance.rng(seed, "partition")
-    p = _dirichlet_rows(rng, positive("alpha", alpha), 1, clients)[0]
+    rng = generator(seed, "partition")
+    p = _dirichlet_rows(rng, check_positive("alpha", alpha), 1, clients)[0]
     rest = len(labels) - clients * least
     exact = p * rest
     sizes = exact.astype(np.int64)
@@ -162,7 +162,7 @@ def quantity(labels: Ids, clients: int, seed: int, *, alpha: float = 0.5, min_si
 
 def iid(labels: Ids, clients: int, seed: int) -> Dealt:
     """Shuffle and split evenly; the remainder goes as one more sample to each of the first clients."""
-    return chance.rng(seed, "partition").permutation(len(labels)), _even(len(labels), clients)
+    return generator(seed, "partition").permutation(len(labels)), _even(len(labels), clients)
 
 
 def _by_class(labels: Ids) -> list[Ids]:

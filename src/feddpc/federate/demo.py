@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import methods
+from feddpc.config import Config as Experiment
+from feddpc.config import read_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.federate import scaffold
 from feddpc.federate.deployment import Config, Deployment
 from feddpc.flower.versions import check_flwr
-from feddpc.run.config import Config as Experiment
-from feddpc.run.config import read_toml
-from feddpc.run.record import read_records
-from feddpc.run.resumable import check_resumable
-from feddpc.run.runner import Stop
+from feddpc.runs.record import read_records
+from feddpc.runs.resumable import check_resumable
+from feddpc.runs.runner import Stop
 
 Tell = Callable[[str], None]
 KEYS = ("method", "rounds", "clients", "cohort", "seed", "folder")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from feddpc.config import write_toml
 from feddpc.federate import keys as keyring
 from feddpc.federate import network
 from feddpc.federate.processes import Process, Processes
 from feddpc.federate.programs import environment, program
-from feddpc.run.config import write_toml
-from feddpc.run.files import explained
-from feddpc.run.runner import Stop
+from feddpc.runs.runner import Stop
+from feddpc.storage import explain_os_errors
 
 #: Seconds that a process may take to come up on a busy machine.
 PATIENCE = 120.0
@@ -54,7 +54,7 @@ class Deployment:
         if self.tls:
             keyring.make(self.keys.folder, keyring.LOOPBACK, self.nodes)
         self.processes.__enter__()
-        with explained(self.folder):
+        with explain_os_errors(self.folder):
             (self.folder / "server").mkdir(parents=True, exist_ok=True)
             for path in self._database.parent.glob(f"{self._database.name}*"):
                 path.unlink()  # what an earlier federation knew of nodes does not hold any more
@@ -189,7 +189,7 @@ class Deployment:
 
     def _start(self, name: str, command: list[str], place: str) -> Process:
         where = self.folder / place
-        with explained(where):
+        with explain_os_errors(where):
             where.mkdir(exist_ok=True)
         return self.processes.start(name, command, where, environment(where / "flwr"))
 
@@ -197,7 +197,7 @@ class Deployment:
         how: dict[str, Any] = {"address": self.address}
         how |= {"root-certificates": str(self.keys.ca)} if self.tls else {"insecure": True}
         path = self.folder / "server" / "flwr" / "config.toml"
-        with explained(path):
+        with explain_os_errors(path):
             path.parent.mkdir(exist_ok=True)
             path.write_text(write_toml({"superlink": {"default": CONNECTION}, f"superlink.{CONNECTION}": how}))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from feddpc.errors import BadInputError
 from feddpc.federate import certificates
-from feddpc.run.files import explained
+from feddpc.storage import explain_os_errors
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -62,7 +62,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: float = 365.0) ->
         days: how long the server's certificate is good.
     """
     keys = Keys(folder)
-    with explained(folder):
+    with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not keys.ca.exists():
             key = certificates.new_key()
@@ -129,7 +129,7 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 
 def read_certificate(path: Path) -> x509.Certificate:
     """Read a certificate."""
-    with explained(path):
+    with explain_os_errors(path):
         text = path.read_bytes()
     return certificate_of(text, str(path))
 
@@ -151,7 +151,7 @@ def read_key(path: Path) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    with explained(path):
+    with explain_os_errors(path):
         text = path.read_bytes()
     try:
         return load_pem_private_key(text, None)

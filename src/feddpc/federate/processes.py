@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from feddpc.errors import BadInputError, FeddpcError
-from feddpc.run.files import explained
+from feddpc.storage import explain_os_errors
 
 MARK = "FEDDPC_FEDERATION"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -117,7 +117,7 @@ class Processes:
             raise BadInputError(
                 f"{self.mark} is in use by {len(others)} processes of another federation: end that first"
             )
-        with explained(self.logs):
+        with explain_os_errors(self.logs):
             self.logs.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -127,7 +127,7 @@ class Processes:
     def start(self, name: str, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Process:
         """Start a program, given by its full path; its log ``NAME.log`` goes on behind that of an earlier one."""
         log = self.logs / f"{name.replace(' ', '-')}.log"
-        with explained(log), log.open("ab") as out:
+        with explain_os_errors(log), log.open("ab") as out:
             begin = out.tell()
             handle = subprocess.Popen(
                 [*_leash(), *command],

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 
 from feddpc.errors import BadInputError
-from feddpc.run.files import explained
+from feddpc.storage import explain_os_errors
 
 #: Templates are stored as text, so that no tool takes them for a part of this package.
 SUFFIX = ".txt"
@@ -18,7 +18,7 @@ SUFFIX = ".txt"
 def write(folder: Path) -> list[Path]:
     """Write the app into a new or empty folder, which gives it its name, and return its files."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
-    with explained(folder):
+    with explain_os_errors(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadInputError(f"{folder} exists and is not an empty folder: choose another one")
         paths = []

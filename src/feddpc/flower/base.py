@@ -20,21 +20,21 @@ from flwr.serverapp.strategy import FedAvg, Result
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddpc.engine.federation import Progress
-from feddpc.engine.memory import Memory
-from feddpc.engine.rounds import Record
-from feddpc.engine.serving import Served
+from feddpc.checks import check_int
+from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, alike, describe_void_round, sift
 from feddpc.flower.wire import Layout, cast_note, only_record
 from feddpc.flower.wrappers import refuse_privacy_wrappers
 from feddpc.methods.base import Method, State
-from feddpc.options import whole
-from feddpc.run import checkpoint
-from feddpc.run.config import Config
-from feddpc.run.lines import Lines
-from feddpc.run.record import RunFolder, environment, is_run, line, summarise
-from feddpc.run.runner import fingerprint, reopen
+from feddpc.round.client_table import ClientTable
+from feddpc.round.federation import RunState
+from feddpc.round.round import RoundRecord
+from feddpc.round.server_step import StepOutcome
+from feddpc.runs import checkpoint
+from feddpc.runs.append_log import AppendLog
+from feddpc.runs.record import RunFolder, environment, is_run, line, summarize
+from feddpc.runs.runner import fingerprint, reopen
 
 Ints = NDArray[np.int64]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -69,16 +69,16 @@ class MethodStrategy(FedAvg):
     ) -> None:
         super().__init__(**flower)
         self.method, self.bounds = method, bounds
-        self.min_replies = whole("min_replies", min_replies, 1)
-        self.max_void_rounds = whole("max_void_rounds", max_void_rounds, 1)
+        self.min_replies = check_int("min_replies", min_replies, 1)
+        self.max_void_rounds = check_int("max_void_rounds", max_void_rounds, 1)
         self.folder = Path(folder) if folder is not None else None
-        self.records: list[Record] = []  #: of the rounds of this process
+        self.records: list[RoundRecord] = []  #: of the rounds of this process
         self.refusals: list[Refusal] = []  #: every reply that did not count, with its node and the reason
         self.pending: list[Refusal] = []  #: those of evaluations and before round 1, for the next record
-        self.progress: Progress | None = None
+        self.progress: RunState | None = None
         self._layout: Layout | None = None
         self._run: RunFolder | None = None
-        self._listed: Lines | None = None  # the refusals in the folder
+        self._listed: AppendLog | None = None  # the refusals in the folder
         self._past: list[dict[str, Any]] = []  # records of rounds before a restart
         self._offset = 0
         self._arrays = ArrayRecord()
@@ -189,7 +189,7 @@ class MethodStrategy(FedAvg):
     # The life of a run.
 
     @property
-    def now(self) -> Progress:
+    def now(self) -> RunState:
         """Where the run stands."""
         assert self.progress is not None, "the strategy has not begun"
         return self.progress
@@ -242,9 +242,9 @@ class MethodStrategy(FedAvg):
     def reset(self, w: Tensor) -> None:
         """Stand before round 1 with the model ``w``."""
         population = self.population()
-        self.progress = Progress.begin(self.method, w, population)
+        self.progress = RunState.begin(self.method, w, population)
         fresh = {"node": torch.zeros((), dtype=torch.int64), "accepted": torch.full((), NEVER)}
-        self.progress.clients = Memory(lambda: fresh, "what the server knows of a client", population)
+        self.progress.clients = ClientTable(lambda: fresh, "what the server knows of a client", population)
 
     def _measured(self, done: int) -> dict[int, MetricRecord]:
         """Return what the server measured on its own test set, by the rounds of this process."""
@@ -260,7 +260,7 @@ class MethodStrategy(FedAvg):
         *,
         void: str | None = None,
         **more: Any,
-    ) -> Record:
+    ) -> RoundRecord:
         """Close round ``t``: write it down, and the state after it.
 
         ``void`` says why no reply counts although clients were asked. Too many such rounds in a row raise an error.
@@ -271,7 +271,7 @@ class MethodStrategy(FedAvg):
         self.refusals += refused
         self.now.round = t
         accuracy, loss = self.scored()
-        record = Record(
+        record = RoundRecord(
             round=t,
             test_accuracy=accuracy,
             test_loss=loss,
@@ -314,7 +314,7 @@ class MethodStrategy(FedAvg):
             self._cast_logged = True
             log(WARNING, "%s. Every reply in another floating type is cast; this is logged once per run", note)
 
-    def _write(self, run: RunFolder, record: Record, refused: list[Refusal]) -> None:
+    def _write(self, run: RunFolder, record: RoundRecord, refused: list[Refusal]) -> None:
         """Bring a round to the disk; it counts when the checkpoint that names its marks is there."""
         assert self._listed is not None
         run.append(record)
@@ -329,7 +329,9 @@ class MethodStrategy(FedAvg):
             self._listed.sync()
         checkpoint.save(run.checkpoint, self.now, run.records.mark, beside={REFUSALS: self._listed.mark})
 
-    def chosen(self, t: int, ids: Ints, served: Served | None, nodes: dict[int, int]) -> tuple[Ints, list[Refusal]]:
+    def chosen(
+        self, t: int, ids: Ints, served: StepOutcome | None, nodes: dict[int, int]
+    ) -> tuple[Ints, list[Refusal]]:
         """Return whose updates the server took, and the others as refusals; ``nodes`` are the clients'."""
         if served is None:
             reason, good = self.no_quorum_within_bound(), np.zeros(len(ids), bool)
@@ -355,7 +357,7 @@ class MethodStrategy(FedAvg):
             self._list(self._run, last)
         records = self._past + [json.loads(line(record)) for record in self.records]
         checkpoint.save_model(self._run.path / "model.safetensors", self._named(self.now.w))
-        self._run.finish(summarise(self.describe(rounds), records, "finished", None))
+        self._run.finish(summarize(self.describe(rounds), records, "finished", None))
 
     def _named(self, w: Tensor) -> State:
         named = {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}

@@ -11,15 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddpc.data.batches import Plan, Planner
+from feddpc.config import Config
+from feddpc.data.batches import BatchPlan, Planner
 from feddpc.data.partition import Partition
-from feddpc.engine import sampler
-from feddpc.engine.federation import Federation
 from feddpc.errors import BadInputError
-from feddpc.methods.base import Local, Method, State
-from feddpc.run import private, wary
-from feddpc.run.config import Config
-from feddpc.task import Batch, Rows, Task
+from feddpc.methods.base import ClientContext, Method, State
+from feddpc.privacy.config import make_mechanism
+from feddpc.robust.config import defense_of, faults_of
+from feddpc.round import sampling
+from feddpc.round.federation import Federation
+from feddpc.tasks.base import Batch, Rows, Task
 
 Ints = NDArray[np.int64]
 
@@ -33,14 +34,14 @@ class Census(Planner):
         nothing = np.broadcast_to(np.int64(0), int(sizes.sum()))
         return cls(Partition.from_sizes(nothing, sizes), batch_size, epochs, seed)
 
-    def plan(self, round: int, clients: Ints) -> Plan:
+    def plan(self, round: int, clients: Ints) -> BatchPlan:
         """Return sizes and steps."""
         sizes = self.partition.sizes[clients]
         steps = self.steps(sizes)
         none = np.zeros((len(clients), 0), np.int64)
-        return Plan(clients, sizes, none[..., None], none, steps, ())
+        return BatchPlan(clients, sizes, none[..., None], none, steps, ())
 
-    def sweep(self, clients: Ints) -> Plan:
+    def sweep(self, clients: Ints) -> BatchPlan:
         """Return whom to ask."""
         return self.plan(0, clients)
 
@@ -79,7 +80,7 @@ class Served:
         """Whether there is an exchange before training."""
         return self.method.probes and self.method.reports
 
-    def surveyed(self, answers: State) -> State:
+    def client_state_from_probe(self, answers: State) -> State:
         """Nothing but that the answer to the survey, round 0, counted."""
         m = len(next(iter(answers.values())))
         zero = torch.zeros(m, dtype=torch.int64)
@@ -93,14 +94,14 @@ def federation_of(config: Config, sizes: Ints, d: int, secret: int | None = None
     part nor the noise, which would else hide nothing from them.
     """
     assert config.batch_size is not None
-    privacy = private.mechanism(config)
+    privacy = make_mechanism(config)
     seed = config.seed
     if privacy is not None and secret is not None:
         privacy, seed = dataclasses.replace(privacy, reproducible=False), secret
     return Federation(
         task=Elsewhere(d),
         planner=Census.of(sizes, config.batch_size, config.epochs, config.seed),
-        sampler=sampler.make(
+        sampler=sampling.make(
             config.participation,
             population=config.clients,
             cohort=config.cohort,
@@ -114,14 +115,14 @@ def federation_of(config: Config, sizes: Ints, d: int, secret: int | None = None
         lr_decay=config.lr_decay,
         weighting=config.weighting,
         privacy=privacy,
-        faults=wary.faults_of(config, config.clients),
-        defence=wary.defence_of(config),
+        faults=faults_of(config, config.clients),
+        defense=defense_of(config),
     )
 
 
 def expected(method: Method, w: Tensor, down: State) -> State:
     """Return what one client's upload looks like: names, shapes and types, not values."""
     probed = method.probe(Elsewhere(w.numel()), w, []) if method.probes else {}
-    here = Local(w, down, method.init_client(w) | probed, 1.0, torch.ones((), dtype=w.dtype))
+    here = ClientContext(w, down, method.init_client(w) | probed, 1.0, torch.ones((), dtype=w.dtype))
     up, _ = method.finish(method.start(here), here)
     return up

@@ -19,8 +19,7 @@ from torch import nn
 
 from feddpc._version import __version__
 from feddpc.data import Dataset
-from feddpc.engine.loop import Loop
-from feddpc.engine.serving import screen
+from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.flower import preparing
 from feddpc.flower.memory import Memory
@@ -28,6 +27,7 @@ from feddpc.flower.node import Node, build
 from feddpc.flower.orders import Orders
 from feddpc.flower.wire import NO_SETUP, REFUSED, REPLY, SETUP, RefusedError, arrays_of, expect, pack, tensor, unpack
 from feddpc.methods.base import Method, State
+from feddpc.round.server_step import drop_non_finite
 
 #: ``data(client, clients)`` returns the samples and labels of one client, and its test samples and labels if any.
 Data = Callable[[int, int], tuple[Any, ...]]
@@ -151,7 +151,9 @@ class _Crew:
         w = self._weights(node, content)
         answers = Loop().probe(node.method, node.task, w, node.planner.sweep(node.ids))
         _finite(node, answers)
-        self._memory(node, content, context).hold(0, {k: v[0] for k, v in node.method.surveyed(answers).items()})
+        self._memory(node, content, context).hold(
+            0, {k: v[0] for k, v in node.method.client_state_from_probe(answers).items()}
+        )
         return {"answer": pack({k: v[0] for k, v in answers.items()})}
 
     def probe(self, node: Node, content: RecordDict, context: Context) -> Answer:
@@ -206,7 +208,7 @@ class _Crew:
         if method.reports:
             return unpack(arrays_of(context.state, PROBED), self.device)
         if not asked:
-            return method.unasked(w)
+            return method.default_probe(w)
         answers = Loop().probe(method, node.task, w, node.planner.sweep(node.ids))
         return {k: v[0] for k, v in answers.items()}
 
@@ -264,5 +266,5 @@ def _values(content: RecordDict, key: str) -> ConfigRecord:
 
 def _finite(node: Node, *states: State) -> None:
     """Refuse to send or remember a number that is not finite."""
-    if not len(screen(node.ids, *states)[0]):
+    if not len(drop_non_finite(node.ids, *states)[0]):
         raise RefusedError("training gave numbers that are not finite: lower the rate")

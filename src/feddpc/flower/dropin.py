@@ -20,7 +20,8 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from torch import Tensor
 
 from feddpc import methods
-from feddpc.engine.serving import Served, serve, settle
+from feddpc.checks import check_int, check_positive
+from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.base import NEVER, Ints, MethodStrategy
 from feddpc.flower.buffers import POLICIES, BufferMean, Numbers, find_buffers, read_buffers
@@ -30,9 +31,8 @@ from feddpc.flower.wire import Layout, RefusedError, only_record
 from feddpc.flower.wrappers import refuse_privacy_wrappers
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.feddpc import Stream
-from feddpc.options import positive, whole
-from feddpc.run import wary
-from feddpc.run.config import Config
+from feddpc.robust.config import complete_policies, defense_of
+from feddpc.round.server_step import StepOutcome, apply_step, server_step
 
 MANY = 1 << 31  #: a population nobody counts
 
@@ -99,10 +99,12 @@ class PlainStrategy(MethodStrategy):
             folder=folder,
             flower=flower,
         )
-        self.server_lr, self.weighting = positive("server_lr", server_lr), weighting
-        self._population = None if population is None else whole("population", population, 1)
-        self._wary = wary.complete(Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {})))
-        self.defence = wary.defence_of(self._wary)
+        self.server_lr, self.weighting = check_positive("server_lr", server_lr), weighting
+        self._population = None if population is None else check_int("population", population, 1)
+        self._wary = complete_policies(
+            Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {}))
+        )
+        self.defense = defense_of(self._wary)
         self.buffers = buffers
         self.buffer_names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
         self._clients: dict[int, int] = {}
@@ -236,7 +238,7 @@ class PlainStrategy(MethodStrategy):
         sampled = [message.metadata.dst_node_id for message in self._sent]
         self._name(sampled)
         nodes = {node: self._clients[node] for node in sampled}
-        one_by_one = getattr(self.method, "form", None) == "streaming" and self.defence is None
+        one_by_one = getattr(self.method, "form", None) == "streaming" and self.defense is None
         # Flower hands over a list. A grid that brings replies one by one lets the server forget each of them at once.
         arriving = one_by_one and not isinstance(replies, list)
         stream = Stream(self.method, self.now.server["delta"]) if arriving else None  # type: ignore[arg-type]
@@ -249,14 +251,14 @@ class PlainStrategy(MethodStrategy):
             return self._close_void_round(t, silent, refused, self.no_quorum() if self.fraction_train else None)
         again = partial(self._gathered, t, {client: reply.examples for client, reply in good.items()})
         if stream is not None:
-            served: Served | None = Served(
+            served: StepOutcome | None = StepOutcome(
                 torch.ones(len(ids), dtype=torch.bool), again(ids), stream.step(self.server_lr)
             )
         else:
             arrays = [reply.arrays for reply in good.values()]
             updates = Updates(self.now.w, self.layout, arrays, self._buffer if one_by_one else None)
             up: State = {"delta": updates if one_by_one else torch.stack(list(updates))}  # type: ignore[dict-item]
-            served = serve(self.method, self.now, up, again(ids), again, self.defence, least=self.min_replies)
+            served = server_step(self.method, self.now, up, again(ids), again, self.defense, least=self.min_replies)
         named = {client: node for node, client in nodes.items()}
         ids, turned_away = self.chosen(t, ids, served, named)
         refused += turned_away
@@ -268,7 +270,7 @@ class PlainStrategy(MethodStrategy):
         self._keep_buffers(mean)
         usable = alike([good[client].content for client in ids.tolist()])
         metrics = self.train_metrics_aggr_fn(usable, self.weighted_by_key) if usable else MetricRecord()
-        notes = settle(self.now, ids, served.step)
+        notes = apply_step(self.now, ids, served.step)
         self.accept(t, ids, named)
         record = self.keep(t, ids, silent, refused, notes=notes)
         metrics.update({"replies": len(ids), **record.notes})
@@ -278,7 +280,7 @@ class PlainStrategy(MethodStrategy):
         self, t: int, silent: set[int], refused: list[Refusal], void: str | None
     ) -> tuple[None, None]:
         """Close a round in which no reply counts."""
-        self.now.server = self.method.idle(self.now.server)
+        self.now.server = self.method.on_empty_round(self.now.server)
         self.keep(t, np.zeros(0, np.int64), silent, refused, void=void)
         return None, None
 

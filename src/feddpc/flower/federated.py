@@ -14,12 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from feddpc import chance
-from feddpc.engine.asking import ask, survey
-from feddpc.engine.federation import Federation, gather, regather
-from feddpc.engine.rounds import late
-from feddpc.engine.serving import nobody, screen, serve, settle
+from feddpc.config import Config
 from feddpc.errors import BadInputError
+from feddpc.experiment import default_batch_size
 from feddpc.flower import preparing
 from feddpc.flower.base import MethodStrategy
 from feddpc.flower.census import Served, expected, federation_of
@@ -33,11 +30,15 @@ from feddpc.flower.uploads import Rows, Upload
 from feddpc.flower.wire import RefusedError, arrays_of, expect, only_record, pack, tensor
 from feddpc.flower.wrappers import refuse_privacy_wrappers
 from feddpc.methods.base import Method, State, overrides
-from feddpc.methods.world import World
-from feddpc.run import checkpoint, private
-from feddpc.run.config import Config
-from feddpc.run.experiment import default_batch_size
-from feddpc.run.record import COUNTED, LEARNED, is_run, load_config, read_json
+from feddpc.methods.federated_data import FederatedData
+from feddpc.privacy.config import make_mechanism
+from feddpc.rng import generator
+from feddpc.round.federation import Federation, gather, regather
+from feddpc.round.probes import probe_cohort, probe_population
+from feddpc.round.round import late
+from feddpc.round.server_step import apply_step, drop_non_finite, empty_round, server_step
+from feddpc.runs import checkpoint
+from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
 
 Ints = NDArray[np.int64]
 #: Ways to take part in which a round never invites more than the cohort.
@@ -78,7 +79,7 @@ class FederatedStrategy(MethodStrategy):
 
     def disclosure(self) -> str:
         """Say what leaves a client, and what hides it."""
-        mechanism = private.mechanism(self.config)
+        mechanism = make_mechanism(self.config)
         return self.method.privacy if mechanism is None else f"{self.method.privacy} {mechanism.describe()}"
 
     def initial_arrays(self) -> ArrayRecord:
@@ -111,7 +112,7 @@ class FederatedStrategy(MethodStrategy):
             if overrides(self.method, "initial") and self.holdings.task is not None:
                 self.reset(self.method.initial(self.holdings.task, self.now.w, self._world()))
             if self.method.surveys:
-                survey(self.federation, self.served, self.desk.prober(grid, "survey", 0), self.now)
+                probe_population(self.federation, self.served, self.desk.prober(grid, "survey", 0), self.now)
         self.pending += self.desk.refused
 
     # Flower's interface.
@@ -151,8 +152,8 @@ class FederatedStrategy(MethodStrategy):
         _, cohort = gather(federation, self.served, self.now, t, ids)
         up, nodes = self._stacked(list(good.values())), {client: node for node, client in self.roll.nodes.items()}
         again = partial(regather, federation, self.served, self.now, t)
-        served = serve(
-            self.method, self.now, up, cohort, again, federation.defence, federation.privacy, self.min_replies
+        served = server_step(
+            self.method, self.now, up, cohort, again, federation.defense, federation.privacy, self.min_replies
         )
         ids, turned_away = self.chosen(t, ids, served, nodes)
         refused += turned_away
@@ -160,7 +161,7 @@ class FederatedStrategy(MethodStrategy):
             return self._close_void_round(t, dropped, refused, self.no_quorum_within_bound(), faults)
         if federation.faults is not None:
             self.now.watched = federation.faults.saw(served.step.update, self.now.watched)
-        notes = settle(self.now, ids, served.step)
+        notes = apply_step(self.now, ids, served.step)
         losses = torch.tensor([upload.loss for upload in good.values()], dtype=self.now.w.dtype)
         self.accept(t, ids, nodes)
         loss = float(losses[served.good][served.cohort.steps > 0].mean())  # NaN when nobody trained
@@ -171,7 +172,7 @@ class FederatedStrategy(MethodStrategy):
         self, t: int, dropped: set[int], refused: list[Refusal], void: str | None, faults: dict[str, list[int]]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close a round in which no reply counts: the method has a rule for that, and so has privacy."""
-        notes = nobody(self.federation, self.method, self.now, t)
+        notes = empty_round(self.federation, self.method, self.now, t)
         record = self.keep(t, np.zeros(0, np.int64), dropped, refused, void=void, notes=notes, faults=faults)
         return (None, None) if void else (self.arrays(), MetricRecord({"replies": 0, **record.notes}))
 
@@ -182,7 +183,7 @@ class FederatedStrategy(MethodStrategy):
         t = self._offset + server_round
         here = sorted(set(grid.get_node_ids()) & self.roll.ready & self.roll.nodes.keys())
         many = max(int(len(here) * self.fraction_evaluate), self.min_evaluate_nodes) if self.fraction_evaluate else 0
-        chosen = chance.rng(self.config.seed, "who evaluates", t).permutation(here)[:many]
+        chosen = generator(self.config.seed, "who evaluates", t).permutation(here)[:many]
         arrays = pack({"w": self.method.evaluated(self.now.w, self.now.server)})
         contents = {node: self.desk.content(self.roll.nodes[node], arrays=arrays) for node in sorted(chosen.tolist())}
         self._sent = [Message(content, n, MessageType.EVALUATE, group_id=str(t)) for n, content in contents.items()]
@@ -215,7 +216,7 @@ class FederatedStrategy(MethodStrategy):
     def _orders(self, samples: int) -> Orders:
         return Orders.of(self.config, self.method, self.holdings.flat, self.holdings.classes, samples)
 
-    def _world(self) -> World:
+    def _world(self) -> FederatedData:
         return self.holdings.world(self.config.clients, self._samples)
 
     # Before the first round.
@@ -236,7 +237,7 @@ class FederatedStrategy(MethodStrategy):
         new = [node for node in self.roll.nodes if node not in self.roll.ready]
         if not new:
             return
-        shares = self.method.furnish(self._world(), self.learned) if self.method.reserve else None
+        shares = self.method.extend_data(self._world(), self.learned) if self.method.reserve else None
         self.desk.hand(
             grid, {c: self.holdings.handed(c, shares, self.learned) for c in (self.roll.nodes[n] for n in new)}
         )
@@ -249,15 +250,18 @@ class FederatedStrategy(MethodStrategy):
         probed: State = {}
         if self.served.probes:
             prober = self.desk.prober(grid, "probe", t)
-            ids, (probed,) = screen(ids, ask(federation, self.served, prober, progress.w, cohort, ids))
+            ids, (probed,) = drop_non_finite(
+                ids, probe_cohort(federation, self.served, prober, progress.w, cohort, ids)
+            )
             if not len(ids):
                 return
             _, cohort = gather(federation, self.served, progress, t, ids)
         down = self.method.broadcast(progress.w, progress.server, probed, cohort)
         if not self._looks:
-            kit = self.method.furnish(self._world(), self.learned).kit if overrides(self.method, "furnish") else {}
+            extends = overrides(self.method, "extend_data")
+            kit = self.method.extend_data(self._world(), self.learned).kit if extends else {}
             self._looks = expected(self.method, progress.w, down | dict(kit))
-        asked, trains = self.method.asked(cohort), self.method.trains(cohort)
+        asked, trains = self.method.probe_mask(cohort), self.method.train_mask(cohort)
         accepted = progress.clients.read(ids)["accepted"].tolist()
         arrays, more = pack({"w": progress.w}), pack(down)
         nodes = {client: node for node, client in self.roll.nodes.items()}
@@ -302,7 +306,7 @@ class FederatedStrategy(MethodStrategy):
     def _stacked(self, uploads: list[Upload]) -> State:
         """Return the uploads as the server rule wants them: stacked, or one at a time where it can take them so."""
         rows = {key: Rows(uploads, key, look) for key, look in self._looks.items()}
-        guarded = self.federation.privacy is not None or self.federation.defence is not None
+        guarded = self.federation.privacy is not None or self.federation.defense is not None
         if getattr(self.method, "form", None) == "streaming" and not guarded:
             return rows  # type: ignore[return-value]
         return {key: torch.stack(list(row)) for key, row in rows.items()}

@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler, make_scaler
 from feddpc.errors import BadInputError
+from feddpc.method_setup import adapt_module
 from feddpc.methods.base import Method, State
-from feddpc.methods.world import World
+from feddpc.methods.federated_data import FederatedData
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
-from feddpc.run.config import Config
-from feddpc.run.specialise import adapted
-from feddpc.task import Classification
+from feddpc.tasks.classification import Classification
 
 Array = NDArray[Any]
 
@@ -77,7 +77,7 @@ class Holdings:
     @cached_property
     def network(self) -> nn.Module:
         """The network that is trained."""
-        network = adapted(self.method, self.module, self.config.seed) or self.module
+        network = adapt_module(self.method, self.module, self.config.seed) or self.module
         return network.to(self.dtype)
 
     @cached_property
@@ -116,14 +116,14 @@ class Holdings:
         y = np.concatenate([y, np.zeros(elsewhere, np.int64)])
         return Dataset("server", x, y, x_test, y_test, self.classes)
 
-    def world(self, clients: int, samples: int) -> World:
+    def world(self, clients: int, samples: int) -> FederatedData:
         """Return a world in which all samples but the server's are elsewhere."""
         data = self.data(max(samples - max(self.reserved, 1), 0))
         if data is None:
             raise BadInputError(
                 f"{self.method.name} must know what a sample looks like before round 1: give the server a test set"
             )
-        return World(
+        return FederatedData(
             data=data,
             partition=Partition(np.zeros(0, np.int64), np.zeros(clients + 1, np.int64)),
             seed=self.config.seed,
@@ -133,7 +133,7 @@ class Holdings:
             reserve=self.reserve.order if self.reserve is not None else np.zeros(0, np.int64),
         )
 
-    def handed(self, client: int, furnished: World | None, learned: Mapping[str, Tensor]) -> State:
+    def handed(self, client: int, furnished: FederatedData | None, learned: Mapping[str, Tensor]) -> State:
         """Return what client ``client`` is handed before round 1."""
         given: State = {f"learned.{key}": value for key, value in learned.items()}
         if self.reserve is not None and furnished is not None:

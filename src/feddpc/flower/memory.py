@@ -18,8 +18,8 @@ from feddpc.errors import RunFolderError
 from feddpc.flower.base import NEVER
 from feddpc.flower.wire import arrays_of, pack, unpack
 from feddpc.methods.base import Method, State
-from feddpc.run.checkpoint import load_model, save_model
-from feddpc.run.files import make_folder
+from feddpc.runs.checkpoint import load_model, save_model
+from feddpc.storage import make_folder
 
 KINDS = ("settled", "pending")
 

@@ -15,15 +15,15 @@ from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler, make_scaler
+from feddpc.experiment import largest_shift
 from feddpc.flower.orders import Orders
 from feddpc.flower.wire import RefusedError, layout_tag
+from feddpc.method_setup import adapt_module, placed
 from feddpc.methods.base import Method, State
-from feddpc.methods.world import World
+from feddpc.methods.federated_data import FederatedData
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
-from feddpc.run.experiment import largest_shift
-from feddpc.run.specialise import adapted, placed
-from feddpc.task import Classification
+from feddpc.tasks.classification import Classification
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Node:
 
     client: int
     method: Method
-    world: World
+    world: FederatedData
     task: Classification
     planner: Planner
     kit: State
@@ -48,7 +48,7 @@ class Node:
         return len(self.planner.partition[self.client])
 
 
-def alone(orders: Orders, client: int, data: Dataset, given: Mapping[str, Tensor]) -> World:
+def alone(orders: Orders, client: int, data: Dataset, given: Mapping[str, Tensor]) -> FederatedData:
     """Return a world in which this client holds its own samples and the others, who are elsewhere, hold none.
 
     ``given`` is what the server handed out of its reserve. Samples keep their order, and only that counts: which batch
@@ -67,7 +67,7 @@ def alone(orders: Orders, client: int, data: Dataset, given: Mapping[str, Tensor
             data, x_train=np.concatenate([data.x_train, x]), y_train=np.concatenate([data.y_train, y, rest])
         )
     starts = np.where(np.arange(orders.clients + 1) > client, mine, 0)
-    return World(
+    return FederatedData(
         data=data,
         partition=Partition(np.arange(mine), starts),
         seed=orders.seed,
@@ -83,7 +83,7 @@ def build(
 ) -> Node:
     """Return what client ``client`` works with; ``given`` is what the server handed out before round 1."""
     check_supported(module)
-    network = adapted(method, module, orders.seed) or module
+    network = adapt_module(method, module, orders.seed) or module
     flat = Flat(network)
     found = layout_tag(dict(zip(flat.names, flat.shapes, strict=True)))
     if found != orders.layout:
@@ -94,7 +94,7 @@ def build(
     learned = {k.removeprefix("learned."): v for k, v in given.items() if k.startswith("learned.")}
     world = alone(orders, client, data, given)
     if any(k.startswith(("learned.", "reserve.")) for k in given):
-        world = method.furnish(world, learned)
+        world = method.extend_data(world, learned)
     shift = largest_shift(data) if orders.augment else 0
     dtype = torch.float64 if orders.precision == "float64" else torch.float32
     task = Classification(

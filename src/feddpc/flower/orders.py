@@ -11,11 +11,11 @@ from flwr.app import ConfigRecord, RecordDict
 
 from feddpc import methods
 from feddpc._version import __version__
+from feddpc.checks import check_int, coerce
+from feddpc.config import Config
 from feddpc.flower.wire import ORDERS, RefusedError, layout_tag
 from feddpc.methods.base import Method
 from feddpc.models.flat import Flat
-from feddpc.options import fit, whole
-from feddpc.run.config import Config
 
 #: What an experiment has in common with a configuration, and is checked like one.
 SHARED = ("seed", "clients", "batch_size", "epochs", "lr", "scaling", "augment", "precision")
@@ -96,14 +96,14 @@ class Orders:
 def _checked(found: dict[str, Any]) -> dict[str, Any]:
     """Return orders whose values are of the right kind and within reason."""
     config = Config.read({name: found[name] for name in SHARED} | {"cohort": 1})
-    texts = {name: fit(name, found[name], str) for name in ("version", "method", "hyper", "layout")}
+    texts = {name: coerce(name, found[name], str) for name in ("version", "method", "hyper", "layout")}
     return {
         **texts,
         **{name: getattr(config, name) for name in SHARED},
-        "batch_size": whole("batch_size", config.batch_size, 1),
-        "epochs": whole("epochs", config.epochs, 1, MOST_EPOCHS),
-        "samples": whole("samples", found["samples"], 0, MOST_SAMPLES),
-        "classes": whole("classes", found["classes"], 1, MOST_CLASSES),
+        "batch_size": check_int("batch_size", config.batch_size, 1),
+        "epochs": check_int("epochs", config.epochs, 1, MOST_EPOCHS),
+        "samples": check_int("samples", found["samples"], 0, MOST_SAMPLES),
+        "classes": check_int("classes", found["classes"], 1, MOST_CLASSES),
     }
 
 

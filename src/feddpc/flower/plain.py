@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from feddpc.errors import BadInputError
-from feddpc.methods.base import DATA_HOOKS, Cohort, Local, Method, overrides
+from feddpc.methods.base import DATA_HOOKS, ClientContext, Cohort, Method, overrides
 
 #: What the client half of a method consists of, but for ``broadcast`` and ``finish``.
-CLIENT_HOOKS = ("start", "objective", "correct", "step", "init_client", "probes", "surveys", "asked", "trains")
+CLIENT_HOOKS = ("start", "objective", "correct", "step", "init_client", "probes", "surveys", "probe_mask", "train_mask")
 
 
 def sends_plain_updates(method: Method) -> bool:
@@ -29,7 +29,7 @@ def sends_plain_updates(method: Method) -> bool:
     # These two may do something of their own for some hyper-parameters only: let them say.
     if overrides(method, "broadcast") and method.broadcast(w, method.init_server(w, 2), {}, cohort_of(2)):
         return False
-    up, own = method.finish(y, Local(w, {}, {}, 0.1, torch.tensor(1.0)))
+    up, own = method.finish(y, ClientContext(w, {}, {}, 0.1, torch.tensor(1.0)))
     return not own and up.keys() == {"delta"} and torch.equal(up["delta"], w - y)
 
 

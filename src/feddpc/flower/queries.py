@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from feddpc._version import __version__
-from feddpc.data.batches import Plan
+from feddpc.data.batches import BatchPlan
 from feddpc.errors import BadInputError
 from feddpc.flower.enrolment import Doubt, Roll
 from feddpc.flower.orders import Orders
@@ -35,7 +35,7 @@ from feddpc.flower.wire import (
     unpack,
 )
 from feddpc.methods.base import Method, State
-from feddpc.task import Task
+from feddpc.tasks.base import Task
 
 T = TypeVar("T")
 Records = Mapping[str, ArrayRecord | MetricRecord | ConfigRecord]
@@ -190,7 +190,7 @@ class DeskProber:
     action: str
     t: int
 
-    def probe(self, method: Method, task: Task, w: Tensor, plan: Plan) -> State:
+    def probe(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> State:
         """Return the answers of the plan's clients, stacked."""
         looks, arrays = method.probe(task, w, []), pack({"w": w})
 

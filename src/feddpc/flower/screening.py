@@ -16,10 +16,10 @@ from flwr.common.logger import log
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc.checks import check_int, check_positive
 from feddpc.errors import FeddpcError
 from feddpc.flower.wire import REFUSED, REPLY, RefusedError, only_record
-from feddpc.methods.algebra import square
-from feddpc.options import positive, whole
+from feddpc.methods._algebra import square
 
 T = TypeVar("T")
 #: How many characters of a foreign node's words are kept.
@@ -50,9 +50,9 @@ class Bounds:
     max_examples: int = 10**9
 
     def __post_init__(self) -> None:
-        whole("max_examples", self.max_examples, 1)
+        check_int("max_examples", self.max_examples, 1)
         if self.max_norm is not None:
-            positive("max_norm", self.max_norm)
+            check_positive("max_norm", self.max_norm)
 
     def check(self, name: str, value: Tensor) -> None:
         """Refuse a tensor that is not finite or too long.

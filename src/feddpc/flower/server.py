@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result
 from torch import nn
 
 from feddpc import methods
+from feddpc.config import PARTS, Config
 from feddpc.data import Dataset
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
@@ -23,9 +24,9 @@ from feddpc.flower.federated import FederatedStrategy
 from feddpc.flower.holdings import Holdings, Reserve
 from feddpc.flower.screening import Bounds
 from feddpc.methods.base import Method
+from feddpc.privacy.config import complete_privacy
 from feddpc.privacy.mechanism import check
-from feddpc.run import private, wary
-from feddpc.run.config import PARTS, Config
+from feddpc.robust.config import complete_policies
 
 S = TypeVar("S", bound=FederatedStrategy)
 #: Arguments of a strategy that no configuration file can hold.
@@ -81,10 +82,10 @@ def strategy(
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
     settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
-    settings = wary.complete(settings)
+    settings = complete_policies(settings)
     if settings.privacy:
         check(method)
-        settings = dataclasses.replace(settings, privacy=private.complete(settings))
+        settings = dataclasses.replace(settings, privacy=complete_privacy(settings))
         if min_replies > 1:
             raise BadInputError(
                 f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether "

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from feddpc.experiment import Setting
 from feddpc.flower.holdings import Reserve
-from feddpc.run.experiment import Setting
 
 
 @dataclass(frozen=True)
@@ -48,5 +48,5 @@ class Dealt:
 
 
 def dealt(setting: Setting) -> Dealt:
-    """Return a setting of the simulator (from ``feddpc.run.experiment.prepare``) as the halves of a federation."""
+    """Return a setting of the simulator (from ``feddpc.experiment.prepare``) as the halves of a federation."""
     return Dealt(setting)

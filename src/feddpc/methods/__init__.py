@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from feddpc.checks import coerce
 from feddpc.errors import BadInputError, unknown
-from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
 from feddpc.methods.clusterfedvarp import ClusterFedVARP
 from feddpc.methods.datasharing import DataSharing
 from feddpc.methods.faug import FAug
@@ -26,6 +27,7 @@ from feddpc.methods.fedcm import FedCM
 from feddpc.methods.feddc import FedDC
 from feddpc.methods.feddpc import FedDPC
 from feddpc.methods.feddyn import FedDyn
+from feddpc.methods.federated_data import FederatedData
 from feddpc.methods.fedexp import FedExP
 from feddpc.methods.fedga import FedGA
 from feddpc.methods.fedprox import FedProx
@@ -35,10 +37,20 @@ from feddpc.methods.gmm import GMM
 from feddpc.methods.mifa import MIFA
 from feddpc.methods.moon import MOON
 from feddpc.methods.scaffold import Scaffold
-from feddpc.methods.world import World
-from feddpc.options import fit
 
-__all__ = ["Cohort", "Costs", "Local", "Method", "State", "Step", "World", "create", "get", "names", "register"]
+__all__ = [
+    "ClientContext",
+    "Cohort",
+    "Costs",
+    "FederatedData",
+    "Method",
+    "State",
+    "Step",
+    "create",
+    "get",
+    "names",
+    "register",
+]
 
 M = TypeVar("M", bound=type[Method])
 
@@ -98,7 +110,7 @@ def create(name: str, **hyper: Any) -> Method:
     >>> create("feddpc", lamda=2)
     Traceback (most recent call last):
     feddpc.errors.BadInputError: unknown hyper-parameter of feddpc 'lamda': did you mean 'lam'? Valid: form, guard, \
-lam, max_scale, normalise_by_steps, projection, scaling, tau
+lam, max_scale, normalize_by_steps, projection, scaling, tau
     """
     cls = get(name)
     hints = {k: v for k, v in typing.get_type_hints(cls).items() if typing.get_origin(v) is not typing.ClassVar}
@@ -107,7 +119,7 @@ lam, max_scale, normalise_by_steps, projection, scaling, tau
             raise BadInputError(f"{cls.name} has no hyper-parameters, but {key!r} was given: leave it out")
         if key not in hints:
             raise unknown(f"hyper-parameter of {cls.name}", key, hints)
-    return cls(**{k: fit(f"{cls.name}: {k}", v, hints[k]) for k, v in hyper.items()})
+    return cls(**{k: coerce(f"{cls.name}: {k}", v, hints[k]) for k, v in hyper.items()})
 
 
 @functools.cache

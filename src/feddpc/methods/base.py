@@ -20,24 +20,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddpc import chance
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import exact_sum, weighted_sum
-from feddpc.methods.world import World
-from feddpc.task import Batch, Rows, Task
+from feddpc.methods._algebra import exact_sum, weighted_sum
+from feddpc.methods.federated_data import FederatedData
+from feddpc.rng import generator
+from feddpc.tasks.base import Batch, Rows, Task
 
 State = dict[str, Tensor]
 #: What a method may change before there is a federation.
-DATA_HOOKS = ("reserve", "adapt", "learn", "furnish", "initial")
-Roll = NDArray[np.bool_]
+DATA_HOOKS = ("reserve", "adapt", "learn", "extend_data", "initial")
+Mask = NDArray[np.bool_]
 
 
-class Local(NamedTuple):
+class ClientContext(NamedTuple):
     """What one client knows during one round."""
 
     w: Tensor  #: the global model it received, ``w_{t-1}``
-    down: State  #: what the server sent beside it, in this round or (the kit) once before
-    own: State  #: the client's memory, and in this round what it answered to the probe
+    broadcast: State  #: what else the server sent, in this round or once before round 1 (the one-time payload)
+    state: State  #: what the client remembers, and in this round what it answered to the probe
     lr: float  #: the local learning rate ``eta_l``
     steps: Tensor  #: ``K_j``, how many local steps it makes in this round
 
@@ -76,9 +76,9 @@ class Cohort:
         held = torch.zeros(count, dtype=torch.int64, device=sizes.device).index_add_(0, group_n, sizes)
         return held.double() / sizes.sum()
 
-    def luck(self, purpose: str) -> NDArray[np.float64]:
+    def uniforms(self, purpose: str) -> NDArray[np.float64]:
         """Return a uniform number in [0, 1) for each client, ``[m]``, the same whoever else takes part."""
-        return np.array([chance.rng(self.seed, purpose, self.round, int(c)).random() for c in self.clients])
+        return np.array([generator(self.seed, purpose, self.round, int(c)).random() for c in self.clients])
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ class Method:
         """The network that is trained; ``module`` is a copy that may be changed."""
         return module
 
-    def learn(self, world: World) -> State:
+    def learn(self, world: FederatedData) -> State:
         """What is computed once from the clients' data before round 1; it is stored with the run."""
         return {}
 
-    def furnish(self, world: World, learned: State) -> World:
+    def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """The world the clients train in, e.g. with more samples; a pure function of its arguments."""
         return world
 
-    def initial(self, task: Task, w: Tensor, world: World) -> Tensor:
+    def initial(self, task: Task, w: Tensor, world: FederatedData) -> Tensor:
         """The model before round 1."""
         return w
 
@@ -185,23 +185,23 @@ class Method:
         """What ONE client answers before training; it also finds it in ``own`` during this round."""
         return {}
 
-    def unasked(self, w: Tensor) -> State:
+    def default_probe(self, w: Tensor) -> State:
         """What stands for the answer of a client that was not asked, where :meth:`asked` leaves some out."""
         return {}
 
-    def surveyed(self, answers: State) -> State:
+    def client_state_from_probe(self, answers: State) -> State:
         """The memories of clients, stacked, after they answered the survey."""
         return {}
 
-    def enrolled(self, server: State, mean: State) -> State:
+    def server_state_from_probe(self, server: State, mean: State) -> State:
         """The server's memory after the survey; ``mean`` is that of all answers."""
         return server
 
-    def asked(self, cohort: Cohort) -> Roll | None:
+    def probe_mask(self, cohort: Cohort) -> Mask | None:
         """Which clients of the cohort answer the probe, ``[m]``; None means all."""
         return None
 
-    def trains(self, cohort: Cohort) -> Roll | None:
+    def train_mask(self, cohort: Cohort) -> Mask | None:
         """Which clients of the cohort train, ``[m]``; the others make no local step. None means all."""
         return None
 
@@ -211,26 +211,26 @@ class Method:
 
     # Each round, ONE client; y is its local model.
 
-    def start(self, here: Local) -> Tensor:
+    def start(self, ctx: ClientContext) -> Tensor:
         """Where local training starts: a vector, or a stack of vectors where a step needs more than the local model."""
-        return here.w
+        return ctx.w
 
-    def objective(self, task: Task, y: Tensor, batch: Batch, here: Local) -> Tensor:
+    def objective(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> Tensor:
         """What a local step differentiates."""
         return task.loss(y, batch)
 
-    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+    def correct(self, g: Tensor, y: Tensor, ctx: ClientContext) -> Tensor:
         """The direction that is followed instead of the gradient ``g``."""
         return g
 
-    def step(self, task: Task, y: Tensor, batch: Batch, here: Local) -> tuple[Tensor, Tensor]:
+    def step(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """One local step: the new ``y`` and the value of the objective before it."""
-        value, g = task.value_and_grad(lambda at: self.objective(task, at, batch, here), y)
-        return y - here.lr * self.correct(g, y, here), value
+        value, g = task.value_and_grad(lambda at: self.objective(task, at, batch, ctx), y)
+        return y - ctx.lr * self.correct(g, y, ctx), value
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """What the client sends, and its new memory (exactly the keys of :meth:`init_client`)."""
-        return {"delta": here.w - y}, {}
+        return {"delta": ctx.w - y}, {}
 
     # Each round, server; ``up`` stacks what the cohort sent.
 
@@ -249,7 +249,7 @@ class Method:
         """The server rule on rows from :meth:`rows`, after a robust rule chose among them or replaced them."""
         return self.aggregate(w, server, rows, cohort)
 
-    def idle(self, server: State) -> State:
+    def on_empty_round(self, server: State) -> State:
         """The server's memory after a round in which nobody answered; the model stays as it is."""
         return server
 

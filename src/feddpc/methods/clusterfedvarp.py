@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddpc import chance
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import safe_ratio, weighted_sum
+from feddpc.methods._algebra import safe_ratio, weighted_sum
 from feddpc.methods.base import Cohort, Costs, Method, State, Step
+from feddpc.rng import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class ClusterFedVARP(Method):
                     f"clusterfedvarp: clusters = {self.clusters} but there are {population} clients: use at most that"
                 )
             dealt = np.arange(population, dtype=np.int64) % self.clusters
-            return dealt[chance.rng(0, "clusters").permutation(population)]
+            return dealt[generator(0, "clusters").permutation(population)]
         ids = np.array([j for group in self.clusters for j in group], dtype=np.int64)
         if not np.array_equal(np.sort(ids), np.arange(population)):
             raise BadInputError(f"clusterfedvarp: clusters must name each of the {population} clients exactly once")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Costs, Method, State
-from feddpc.methods.world import Ids, World, reserved_each
-from feddpc.task import Rows, Task
+from feddpc.methods.federated_data import FederatedData, Ids, reserved_each
+from feddpc.tasks.base import Rows, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class DataSharing(Method):
         """What the server keeps."""
         return self.beta
 
-    def furnish(self, world: World, learned: State) -> World:
+    def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """Give every client its random share of G."""
         mine = self._kept(world)
         count = round(self.fraction * len(mine))
@@ -83,7 +83,7 @@ class DataSharing(Method):
             disclosed={"samples_at_the_server": len(mine), "samples_sent_to_each_client": count},
         )
 
-    def initial(self, task: Task, w: Tensor, world: World) -> Tensor:
+    def initial(self, task: Task, w: Tensor, world: FederatedData) -> Tensor:
         """Warm up: plain SGD on G."""
         mine = self._kept(world)
         for epoch in range(self.warmup):
@@ -94,7 +94,7 @@ class DataSharing(Method):
                 w = w - world.client_lr * g
         return w
 
-    def _kept(self, world: World) -> Ids:
+    def _kept(self, world: FederatedData) -> Ids:
         """The samples of G: from each class of the reserve, its first ones."""
         labels = world.data.y_train[world.reserve]
         each = reserved_each(self.beta, world.data)

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from feddpc.methods import gan
+from feddpc.methods import _gan
 from feddpc.methods.base import Costs, Method, State
-from feddpc.methods.world import Ids, World
+from feddpc.methods.federated_data import FederatedData, Ids
 
 PROBED = 64  #: samples of a class, made and real, whose distances tell the generator's diversity
 
@@ -92,7 +92,7 @@ class FAug(Method):
         lacks: Ids = np.maximum(np.minimum(goal, counts.max(1, keepdims=True)) - counts, 0).astype(np.int64)
         return lacks
 
-    def upload(self, world: World, client: int, target: Ids) -> tuple[Ids, Ids]:
+    def upload(self, world: FederatedData, client: int, target: Ids) -> tuple[Ids, Ids]:
         """Return the samples that a client with these target classes sends, and their classes, redundant ones too."""
         rng = world.rng("faug seeds", client)
         mine = rng.permutation(world.partition[client])
@@ -101,7 +101,7 @@ class FAug(Method):
         classes = np.concatenate([np.intersect1d(y, target), others])
         return np.concatenate([mine[:0], *(mine[y == r][: self.seeds] for r in classes)]), classes
 
-    def learn(self, world: World) -> State:
+    def learn(self, world: FederatedData) -> State:
         """The generator; how many samples and labels were sent; how diverse each class is, -1 where that is unknown."""
         counts, data = world.counts(), world.data
         targets = [np.flatnonzero(row) for row in self.missing(counts)]
@@ -113,13 +113,13 @@ class FAug(Method):
         ids = np.concatenate(sent)
         self.require(len(ids) > 0, "redundant", "redundant >= 1, since no client holds any sample of a class it lacks")
         x, y = data.x_train[ids], data.y_train[ids]
-        generator = gan.train(data, x, y, steps=self.gan_steps, seed=world.seed, device=world.device)
+        generator = _gan.train(data, x, y, steps=self.gan_steps, seed=world.seed, device=world.device)
         diversity = np.full(data.classes, -1.0)
         for r in np.unique(y):
-            z, label = world.rng("faug diversity", r).standard_normal((PROBED, gan.LATENT)), np.full(PROBED, r)
-            real = gan.variety(x[y == r][:PROBED])
+            z, label = world.rng("faug diversity", r).standard_normal((PROBED, _gan.LATENT)), np.full(PROBED, r)
+            real = _gan.variety(x[y == r][:PROBED])
             if real > 0:
-                diversity[r] = gan.variety(gan.draw(data, generator, z, label)) / real
+                diversity[r] = _gan.variety(_gan.draw(data, generator, z, label)) / real
         true = sum(len(np.intersect1d(own, target)) for own, target in zip(labels, targets, strict=True))
         return {
             "generator": generator,
@@ -128,15 +128,15 @@ class FAug(Method):
             "diversity": torch.from_numpy(diversity),
         }
 
-    def furnish(self, world: World, learned: State) -> World:
+    def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """Every client gets the generator and fills up its targets."""
         if not learned:
             return world
         sent, clients = learned["sent"].numpy(), len(world.partition)
         lacks = self.missing(world.counts()) * (sent > 0)
-        noise = [world.rng("faug", j).standard_normal((n, gan.LATENT)) for j, n in enumerate(lacks.sum(1))]
+        noise = [world.rng("faug", j).standard_normal((n, _gan.LATENT)) for j, n in enumerate(lacks.sum(1))]
         owner, y = (np.repeat(ids.ravel(), lacks.ravel()) for ids in np.indices(lacks.shape))
-        made = gan.draw(world.data, learned["generator"], np.concatenate(noise), y)
+        made = _gan.draw(world.data, learned["generator"], np.concatenate(noise), y)
         diversity = {f"diversity_class_{r}": float(learned["diversity"][r]) for r in np.flatnonzero(sent)}
         return replace(
             world.with_samples(made, y, owner),

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import safe_ratio
-from feddpc.methods.base import Costs, Local, Method
-from feddpc.methods.parts import need
+from feddpc.methods._algebra import safe_ratio
+from feddpc.methods._parts import require_parts
+from feddpc.methods.base import ClientContext, Costs, Method
 from feddpc.models.narrow import reduced
-from feddpc.task import Batch, Task
+from feddpc.tasks.base import Batch, Task
 
 #: Power iterations for the top eigenvalue.
 ITERATIONS = 10
@@ -81,18 +81,18 @@ class FedAlign(Method):
 
     def adapt(self, module: nn.Module) -> nn.Module:
         """Change nothing, but see that the last stage can be that narrow."""
-        need(self, module)
+        require_parts(self, module)
         too_narrow = getattr(module, "too_narrow", lambda _: None)  # a network of one's own need not know beforehand
         if why := too_narrow(self.omega):
             raise BadInputError(f"{self.name}: omega = {self.omega}: {why}: choose another omega or number of groups")
         return module
 
-    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+    def correct(self, g: Tensor, y: Tensor, ctx: ClientContext) -> Tensor:
         """Shorten long gradients."""
         length: Tensor = torch.linalg.vector_norm(g)
         return g * (self.clip / length.clamp(min=self.clip))
 
-    def objective(self, task: Task, y: Tensor, batch: Batch, here: Local) -> Tensor:
+    def objective(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> Tensor:
         """Cross-entropy, and mu of it in the direction of the alignment loss."""
         if self.mu == 0 or self.omega == 1:
             return task.loss(y, batch)

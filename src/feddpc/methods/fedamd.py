@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import safe_ratio, weighted_sum
-from feddpc.methods.base import Cohort, Costs, Local, Method, Roll, State, Step
-from feddpc.task import Batch, Rows, Task
+from feddpc.methods._algebra import safe_ratio, weighted_sum
+from feddpc.methods.base import ClientContext, Cohort, Costs, Mask, Method, State, Step
+from feddpc.tasks.base import Batch, Rows, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +86,15 @@ class FedAMD(Method):
         """Everybody measures the gradient at the initial model."""
         return True
 
-    def trains(self, cohort: Cohort) -> Roll:
+    def train_mask(self, cohort: Cohort) -> Mask:
         """Miners train."""
         if self.anchors == "sequential":
             return np.full(len(cohort.clients), (cohort.round - 1) % self.every != 0)
-        return cohort.luck("anchors") >= self.p
+        return cohort.uniforms("anchors") >= self.p
 
-    def asked(self, cohort: Cohort) -> Roll:
+    def probe_mask(self, cohort: Cohort) -> Mask:
         """Anchors, that is all who do not train."""
-        return ~self.trains(cohort)
+        return ~self.train_mask(cohort)
 
     def init_server(self, w: Tensor, population: int) -> State:
         """The mean of all V_j."""
@@ -108,15 +108,15 @@ class FedAMD(Method):
         """The gradient of all the client's data."""
         return {"g": task.full_gradient(w, data)}
 
-    def unasked(self, w: Tensor) -> State:
+    def default_probe(self, w: Tensor) -> State:
         """Miners measure nothing."""
         return {"g": torch.zeros_like(w)}
 
-    def surveyed(self, answers: State) -> State:
+    def client_state_from_probe(self, answers: State) -> State:
         """V_j at the initial model."""
         return {"V": answers["g"]}
 
-    def enrolled(self, server: State, mean: State) -> State:
+    def server_state_from_probe(self, server: State, mean: State) -> State:
         """Their mean."""
         return {"Vbar": mean["g"]}
 
@@ -124,23 +124,23 @@ class FedAMD(Method):
         """The direction that miners start from."""
         return {"Vbar": server["Vbar"].to(w.dtype)}
 
-    def start(self, here: Local) -> Tensor:
+    def start(self, ctx: ClientContext) -> Tensor:
         """The local model, the one before it, and the direction: x_k, x_{k-1}, q_{k-1}."""
-        return torch.stack([here.w, here.w, here.down["Vbar"]])
+        return torch.stack([ctx.w, ctx.w, ctx.broadcast["Vbar"]])
 
-    def step(self, task: Task, y: Tensor, batch: Batch, here: Local) -> tuple[Tensor, Tensor]:
+    def step(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """Two gradients on one batch; in the first step they cancel."""
         x, before, q = y
         _, old = task.value_and_grad(lambda at: task.loss(at, batch), before)
         value, new = task.value_and_grad(lambda at: task.loss(at, batch), x)
         q = q - old + new
-        return torch.stack([x - here.lr * q, x, q]), value
+        return torch.stack([x - ctx.lr * q, x, q]), value
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """Miners send an update, anchors the change of their gradient."""
-        miner, V = here.steps > 0, here.own["V"]
-        sent = torch.where(miner, here.w - y[0], here.own["g"] - V)
-        return {"sent": sent}, {"V": torch.where(miner, V, here.own["g"])}
+        miner, V = ctx.steps > 0, ctx.state["V"]
+        sent = torch.where(miner, ctx.w - y[0], ctx.state["g"] - V)
+        return {"sent": sent}, {"V": torch.where(miner, V, ctx.state["g"])}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """The miners' mean update; the anchors' changes are for the next round."""

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddpc.methods.base import Costs, Local, Method, State
-from feddpc.methods.parts import need
-from feddpc.methods.world import World
+from feddpc.methods._parts import require_parts
+from feddpc.methods.base import ClientContext, Costs, Method, State
+from feddpc.methods.federated_data import FederatedData
 from feddpc.models.heads import WithProjector
-from feddpc.task import Batch, Task, tensors
+from feddpc.tasks.base import Batch, Task
+from feddpc.tasks.classification import tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +93,10 @@ class FedBR(Method):
 
     def adapt(self, module: nn.Module) -> nn.Module:
         """Add the projector."""
-        need(self, module)
+        require_parts(self, module)
         return WithProjector(module)
 
-    def learn(self, world: World) -> State:
+    def learn(self, world: FederatedData) -> State:
         """Average samples of random clients, in the values and layout of the data."""
         rng = world.rng("fedbr")
         holders = [samples for samples in world.partition if len(samples)]
@@ -103,7 +104,7 @@ class FedBR(Method):
         x, _ = tensors(world.data.x_train[np.concatenate(drawn)], world.data.y_train[:0])
         return {"x_p": x.reshape(self.pseudo, self.averaged, *x.shape[1:]).double().mean(1).float()}
 
-    def furnish(self, world: World, learned: State) -> World:
+    def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """Hand the pseudo-samples to everybody."""
         return replace(
             world,
@@ -112,14 +113,14 @@ class FedBR(Method):
             disclosed={**world.disclosed, "averages": self.pseudo, "samples_per_average": self.averaged},
         )
 
-    def objective(self, task: Task, y: Tensor, batch: Batch, here: Local) -> Tensor:
+    def objective(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> Tensor:
         """The value of CE(x, label), with the gradient of the max step for P and of the min step for all else."""
         if self.lam == self.mu == 0:
             return task.loss(y, batch)
         size = len(batch.y)
         n = size if batch.mask is None else batch.mask.sum().clamp(min=1)
         pair = (torch.arange(self.pseudo, device=y.device) % n).long()
-        x_p = task.inputs(here.down["x_p"])
+        x_p = task.inputs(ctx.broadcast["x_p"])
         if self.mixture:
             x_p = (x_p + batch.x[pair]) / 2
         f, logits = task.part(y, "features_and_logits", torch.cat([batch.x, x_p]))
@@ -132,15 +133,15 @@ class FedBR(Method):
         if self.mu:
             # By a product, since what indexing gives back to repeated rows is summed in any order on a GPU.
             paired = (pair[:, None] == torch.arange(size, device=y.device)).to(f.dtype) @ f[:size]
-            three = torch.cat([f[size:], task.part(here.w, "features", x_p), paired])
+            three = torch.cat([f[size:], task.part(ctx.w, "features", x_p), paired])
             frozen, seen = y.detach(), three.detach()
             _, g = task.differentiate(lambda at: self.ratio(task, at, seen), frozen)  # of P alone: not counted
-            rest = rest - self.mu * self.ratio(task, frozen - here.lr * g, three)
+            rest = rest - self.mu * self.ratio(task, frozen - ctx.lr * g, three)
             rest = rest + (y * g.detach()).sum()  # whose gradient is the max step's, zero but for P
         return ce + (rest - rest.detach())
 
     def ratio(self, task: Task, y: Tensor, three: Tensor) -> Tensor:
         """Return the mean of r; ``three`` stacks phi(x_p), phi_g(x_p) and phi(x)."""
-        here, there, own = task.part(y, "project", three).chunk(3)
-        similar = [self.t1 * F.cosine_similarity(here, there), self.t2 * F.cosine_similarity(here, own)]
+        ctx, there, own = task.part(y, "project", three).chunk(3)
+        similar = [self.t1 * F.cosine_similarity(ctx, there), self.t2 * F.cosine_similarity(ctx, own)]
         return F.log_softmax(torch.stack(similar, 1), 1)[:, 0].mean()

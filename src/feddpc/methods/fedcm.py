@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import weighted_sum
-from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
+from feddpc.methods._algebra import weighted_sum
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class FedCM(Method):
         """The direction travels beside the model."""
         return {"M": server["M"]}
 
-    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+    def correct(self, g: Tensor, y: Tensor, ctx: ClientContext) -> Tensor:
         """Mix the gradient with the last global direction."""
-        return self.alpha * g + (1 - self.alpha) * here.down["M"]
+        return self.alpha * g + (1 - self.alpha) * ctx.broadcast["M"]
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """FedAvg, and the mean direction for the next round."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +81,16 @@ class FedDC(Method):
         """The mean variate."""
         return {"c": server["c"].to(w.dtype)}
 
-    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+    def correct(self, g: Tensor, y: Tensor, ctx: ClientContext) -> Tensor:
         """The gradient of the three terms."""
-        return g + self.alpha * (y - here.w + here.own["h"]) + here.down["c"] - here.own["c"]
+        return g + self.alpha * (y - ctx.w + ctx.state["h"]) + ctx.broadcast["c"] - ctx.state["c"]
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """The update and the change of the variate; drift and variate are kept."""
-        delta, old = here.w - y, here.own["c"]
-        h, c = here.own["h"] - delta, delta / (here.steps * here.lr)
+        delta, old = ctx.w - y, ctx.state["c"]
+        h, c = ctx.state["h"] - delta, delta / (ctx.steps * ctx.lr)
         if self.form == "code":
-            c = c + old - here.down["c"]
+            c = c + old - ctx.broadcast["c"]
         up = {"delta": delta if self.form == "code" else delta - h, "change": c - old}
         if self.evaluate == "clients" and self.form == "paper":
             up["last"] = y

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import (
+from feddpc.methods._algebra import (
     Residuals,
     project_out_,
     residual_sum,
@@ -19,7 +19,7 @@ from feddpc.methods.algebra import (
     square,
     weighted_sum,
 )
-from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class FedDPC(Method):
     |        | guard              | zero    | zero, exclude, soft, keep; see below                                 |
     |        | max_scale          | 0       | above lam + 1; the factor of r_j is cut there. 0: not cut            |
     |        | form               | matrix  | matrix, streaming (O(d) memory), client (for secure aggregation)     |
-    |        | normalise_by_steps | false   | divide D_j by K_j first, so that large clients do not count for more |
+    |        | normalize_by_steps | false   | divide D_j by K_j first, so that large clients do not count for more |
 
     Guard. |v_j| = |D_j| + lambda |r_j|, also when r_j is nothing but rounding noise: an update parallel to g would
     become a full-length step in a random direction. ``zero`` lets it count as v_j = 0; ``exclude`` takes it out of the
@@ -97,7 +97,7 @@ class FedDPC(Method):
     guard: Literal["zero", "exclude", "soft", "keep"] = "zero"
     max_scale: float = 0.0
     form: Literal["matrix", "streaming", "client"] = "matrix"
-    normalise_by_steps: bool = False
+    normalize_by_steps: bool = False
 
     def __post_init__(self) -> None:
         self.require(self.lam >= -1, "lam", "lam >= -1, below which updates are reversed")
@@ -110,7 +110,7 @@ class FedDPC(Method):
         """Alg. 1, input: Delta_0 = 0."""
         return {"delta": torch.zeros_like(w)}
 
-    def idle(self, server: State) -> State:
+    def on_empty_round(self, server: State) -> State:
         """Nobody answered: Delta_t = 0, so the next round does not project."""
         return {"delta": torch.zeros_like(server["delta"])}
 
@@ -123,10 +123,10 @@ class FedDPC(Method):
         elif self.form == "streaming":
             stream = Stream(self, g)
             for u_d, weight, steps in zip(u_md, cohort.weights, cohort.steps, strict=True):
-                stream.add(u_d / steps if self.normalise_by_steps else u_d, weight)
+                stream.add(u_d / steps if self.normalize_by_steps else u_d, weight)
             return stream.step(cohort.server_lr, cohort.client_lr)
         else:
-            shrink = 1 / (cohort.steps * cohort.client_lr) if self.normalise_by_steps else 1 / cohort.client_lr
+            shrink = 1 / (cohort.steps * cohort.client_lr) if self.normalize_by_steps else 1 / cohort.client_lr
             delta, notes = self.direction(u_md, g, cohort.weights, shrink)
         return Step(delta, rate=cohort.server_lr, server={"delta": delta}, notes=notes)
 
@@ -146,7 +146,7 @@ class FedDPC(Method):
         """Return every v_j, made one at a time, and the round's diagnostics: for whoever must bound them one by one."""
         look = residuals(D_md, g)
         p_m, s_m, guarded_m = self.scales(look)
-        factor_m = s_m / steps_m if self.normalise_by_steps else s_m
+        factor_m = s_m / steps_m if self.normalize_by_steps else s_m
         v_md = (finite(D, g, p, s) for s, p, D in zip(factor_m, p_m, D_md, strict=True))
         return v_md, self.notes(s_m, look.cosine_m, look.x2_m, guarded_m)
 
@@ -183,14 +183,14 @@ class FedDPC(Method):
         """Client form: the clients need g."""
         return {"g": server["delta"]} if self.form == "client" else {}
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """Client form: project and scale at the client, who sends v_j and whether it was guarded, but not its angle."""
         if self.form != "client":
-            return super().finish(y, here)
-        D, g = here.w - y, here.down["g"]
+            return super().finish(y, ctx)
+        D, g = ctx.w - y, ctx.broadcast["g"]
         p_1, s_1, guarded_1 = self.scales(residuals(D[None], g, look=False))
         v = scaled(D, g, p_1, s_1)
-        v = v / here.steps if self.normalise_by_steps else v
+        v = v / ctx.steps if self.normalize_by_steps else v
         return {"delta": v, "guarded": guarded_1[0].to(D.dtype)}, {}
 
     def notes(self, s_m: Tensor, cosine_m: Tensor, x2_m: Tensor, guarded_m: Tensor) -> State:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,14 @@ class FedDyn(Method):
         """The sum of the client's moves."""
         return {"h": torch.zeros_like(w)}
 
-    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+    def correct(self, g: Tensor, y: Tensor, ctx: ClientContext) -> Tensor:
         """The gradient of the regularised objective."""
-        return g + self.alpha * (here.own["h"] + (y - here.w))
+        return g + self.alpha * (ctx.state["h"] + (y - ctx.w))
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """The update; the client adds up its moves."""
-        delta = here.w - y
-        return {"delta": delta}, {"h": here.own["h"] - delta}
+        delta = ctx.w - y
+        return {"delta": delta}, {"h": ctx.state["h"] - delta}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """The participants' mean, corrected by the mean over ALL clients."""

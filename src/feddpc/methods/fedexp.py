@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from feddpc.methods.algebra import row_squares, safe_ratio, square
+from feddpc.methods._algebra import row_squares, safe_ratio, square
 from feddpc.methods.base import Cohort, Costs, Method, State, Step
 
 

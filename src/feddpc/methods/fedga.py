@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import weighted_sum
-from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
-from feddpc.task import Rows, Task
+from feddpc.methods._algebra import weighted_sum
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.tasks.base import Rows, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +92,18 @@ class FedGA(Method):
         """The mean gradient that clients compare theirs with."""
         return {"gbar": cohort.mean(probed["g"])} if self.probes else {"gbar": server["hbar"]}
 
-    def start(self, here: Local) -> Tensor:
+    def start(self, ctx: ClientContext) -> Tensor:
         """Move along the client's own excess gradient: ascent, on purpose."""
         if self.probes:
-            return here.w + self.beta * (here.own["g"] - here.down["gbar"])
-        return here.w + self.beta * here.own["seen"] * (here.own["h"] - here.down["gbar"])
+            return ctx.w + self.beta * (ctx.state["g"] - ctx.broadcast["gbar"])
+        return ctx.w + self.beta * ctx.state["seen"] * (ctx.state["h"] - ctx.broadcast["gbar"])
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """Stale displacements do not cancel in the mean, so there the update is measured from the displaced start."""
         if self.probes:
-            return {"delta": here.w - y}, {}
-        delta = self.start(here) - y
-        return {"delta": delta}, {"h": delta / (here.lr * here.steps), "seen": torch.ones_like(here.own["seen"])}
+            return {"delta": ctx.w - y}, {}
+        delta = self.start(ctx) - y
+        return {"delta": delta}, {"h": delta / (ctx.lr * ctx.steps), "seen": torch.ones_like(ctx.state["seen"])}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """FedAvg, and the mean of this round's gradients for the next."""

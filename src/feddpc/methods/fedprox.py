@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from feddpc.methods.base import Costs, Local, Method
+from feddpc.methods.base import ClientContext, Costs, Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,6 @@ class FedProx(Method):
     def __post_init__(self) -> None:
         self.require(self.mu >= 0, "mu", "mu >= 0")
 
-    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+    def correct(self, g: Tensor, y: Tensor, ctx: ClientContext) -> Tensor:
         """Add the pull of the proximal term to the gradient."""
-        return g + self.mu * (y - here.w)
+        return g + self.mu * (y - ctx.w)

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import safe_ratio
-from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
-from feddpc.task import Batch, Task
+from feddpc.methods._algebra import safe_ratio
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.tasks.base import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +72,19 @@ class FedSpeed(Method):
         """The sum of the client's moves."""
         return {"p": torch.zeros_like(w)}
 
-    def step(self, task: Task, y: Tensor, batch: Batch, here: Local) -> tuple[Tensor, Tensor]:
+    def step(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """Two gradients on one batch."""
         value, g = task.value_and_grad(lambda at: task.loss(at, batch), y)
         if self.alpha > 0 and self.rho > 0:
             uphill = y + self.rho * _unit(g)
             _, g2 = task.value_and_grad(lambda at: task.loss(at, batch), uphill)
             g = (1 - self.alpha) * g + self.alpha * g2
-        return y - here.lr * (g + (here.own["p"] + (y - here.w)) / self.lam), value
+        return y - ctx.lr * (g + (ctx.state["p"] + (y - ctx.w)) / self.lam), value
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """The update (paper: from the model moved by all the client's moves); the client adds up its moves."""
-        delta = here.w - y
-        p = here.own["p"] - delta
+        delta = ctx.w - y
+        p = ctx.state["p"] - delta
         return {"delta": delta if self.server == "code" else delta - p}, {"p": p}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
+from feddpc.methods._em import Box, Mixture, fit
 from feddpc.methods.base import Costs, Method, State
-from feddpc.methods.em import Box, Mixture, fit
-from feddpc.methods.world import World
+from feddpc.methods.federated_data import FederatedData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class GMM(Method):
         target_fits = self.target >= 0 if isinstance(self.target, int) else self.target == "mean"
         self.require(target_fits, "target", "target >= 0, or mean")
 
-    def learn(self, world: World) -> State:
+    def learn(self, world: FederatedData) -> State:
         """The mixtures of all classes, in the unit cube, and the box it stands for; suppressed components are zero."""
         if self.target == 0:
             return {}
@@ -90,7 +90,7 @@ class GMM(Method):
         learned |= {"counts": [mixture.counts for mixture in fitted], "box": [box.low, box.high]}
         return {key: torch.from_numpy(np.stack(value)) for key, value in learned.items()}
 
-    def furnish(self, world: World, learned: State) -> World:
+    def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """Every client fills up its classes."""
         if self.target == 0:
             return world

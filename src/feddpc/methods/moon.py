@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddpc.methods.base import Costs, Local, Method, State
-from feddpc.methods.parts import need
+from feddpc.methods._parts import require_parts
+from feddpc.methods.base import ClientContext, Costs, Method, State
 from feddpc.models.heads import WithProjection
-from feddpc.task import Batch, Task
+from feddpc.tasks.base import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,26 +67,26 @@ class MOON(Method):
 
     def adapt(self, module: nn.Module) -> nn.Module:
         """Put the projection head between features and classifier, which is a new one."""
-        need(self, module)
+        require_parts(self, module)
         return WithProjection(module, self.width)
 
     def init_client(self, w: Tensor) -> State:
         """The last local model, and whether there is one."""
         return {"prev": w.clone(), "seen": w.new_zeros(())}
 
-    def objective(self, task: Task, y: Tensor, batch: Batch, here: Local) -> Tensor:
+    def objective(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> Tensor:
         """Cross-entropy and contrast, from one pass of the local model and one each of the frozen ones."""
         if self.mu == 0:
             return task.loss(y, batch)
         z, logits = task.part(y, "projections_and_logits", batch.x)
-        z_glob = task.part(here.w, "project", batch.x)
-        z_prev = torch.where(here.own["seen"] > 0, task.part(here.own["prev"], "project", batch.x), z_glob)
+        z_glob = task.part(ctx.w, "project", batch.x)
+        z_prev = torch.where(ctx.state["seen"] > 0, task.part(ctx.state["prev"], "project", batch.x), z_glob)
         l_con = contrast(z, z_glob, z_prev, self.tau)
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none") + self.mu * l_con)
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """Remember the local model."""
-        return {"delta": here.w - y}, {"prev": y, "seen": torch.ones_like(here.own["seen"])}
+        return {"delta": ctx.w - y}, {"prev": y, "seen": torch.ones_like(ctx.state["seen"])}
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import Cohort, Costs, Local, Method, State, Step
-from feddpc.task import Rows, Task
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.tasks.base import Rows, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +85,11 @@ class Scaffold(Method):
         """The gradient of all the client's data at the global model."""
         return {"g": task.full_gradient(w, data)}
 
-    def surveyed(self, answers: State) -> State:
+    def client_state_from_probe(self, answers: State) -> State:
         """Warm start: the first variate is a gradient."""
         return {"c": answers["g"]}
 
-    def enrolled(self, server: State, mean: State) -> State:
+    def server_state_from_probe(self, server: State, mean: State) -> State:
         """Warm start: and c is their mean."""
         return {"c": mean["g"]}
 
@@ -97,14 +97,14 @@ class Scaffold(Method):
         """The server's variate."""
         return {"c": server["c"].to(w.dtype)}
 
-    def correct(self, g: Tensor, y: Tensor, here: Local) -> Tensor:
+    def correct(self, g: Tensor, y: Tensor, ctx: ClientContext) -> Tensor:
         """The client's own direction out, the global one in."""
-        return g - here.own["c"] + here.down["c"]
+        return g - ctx.state["c"] + ctx.broadcast["c"]
 
-    def finish(self, y: Tensor, here: Local) -> tuple[State, State]:
+    def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """The update, and how the variate changed."""
-        delta, old = here.w - y, here.own["c"]
-        new = here.own["g"] if self.probes else old - here.down["c"] + delta / (here.steps * here.lr)
+        delta, old = ctx.w - y, ctx.state["c"]
+        new = ctx.state["g"] if self.probes else old - ctx.broadcast["c"] + delta / (ctx.steps * ctx.lr)
         return {"delta": delta, "change": new - old}, {"c": new}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:

@@ -13,12 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from feddpc import chance
+from feddpc.checks import check_int
 from feddpc.models.groupnorm import check_supported, to_groupnorm
 from feddpc.models.lenet import LeNet5
 from feddpc.models.resnet import ResNet18
 from feddpc.models.small import MLP, SmallCNN
-from feddpc.options import Menu, whole
+from feddpc.registry import Registry
+from feddpc.rng import torch_seed
 
 __all__ = [
     "LARGE",
@@ -35,7 +36,7 @@ __all__ = [
     "to_groupnorm",
 ]
 
-_MENU: Menu[nn.Module] = Menu("model", {"lenet5": LeNet5, "resnet18": ResNet18, "cnn": SmallCNN, "mlp": MLP})
+_MENU: Registry[nn.Module] = Registry("model", {"lenet5": LeNet5, "resnet18": ResNet18, "cnn": SmallCNN, "mlp": MLP})
 
 #: Models of which one run keeps a large GPU busy: several at once gain nothing, and want their memory all the same.
 LARGE = frozenset({"resnet18"})
@@ -63,7 +64,7 @@ def make(name: str, *, classes: int, channels: int, size: int, **options: object
     """
     build = _MENU.builder(name, options)
     for field, value in (("classes", classes), ("channels", channels), ("size", size)):
-        whole(field, value, 1)
+        check_int(field, value, 1)
     return build(classes, channels, size, **options)
 
 
@@ -92,5 +93,5 @@ def seeded(build: Callable[[], nn.Module], seed: int, purpose: str = "model") ->
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would reseed the accelerators too, and those are not restored afterwards.
-        torch.default_generator.manual_seed(chance.torch_seed(seed, purpose))
+        torch.default_generator.manual_seed(torch_seed(seed, purpose))
         return build()

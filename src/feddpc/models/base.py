@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from feddpc.models.fast_cpu import through
 from feddpc.models.narrow import misfit, narrowed, reduced
-from feddpc.models.pooled import through
 
 
 class Sections(NamedTuple):

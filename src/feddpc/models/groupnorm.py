@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from feddpc.checks import check_int
 from feddpc.errors import BadInputError
-from feddpc.options import whole
 
 
 def to_groupnorm(module: nn.Module, groups: int = 2) -> nn.Module:
@@ -24,7 +24,7 @@ def to_groupnorm(module: nn.Module, groups: int = 2) -> nn.Module:
     >>> type(norm).__name__, norm.num_groups, norm.num_channels
     ('GroupNorm', 2, 8)
     """
-    whole("groups", groups, 1)
+    check_int("groups", groups, 1)
     holder = nn.ModuleDict({"model": copy.deepcopy(module)})  # so that the module itself may be a BatchNorm
     done: dict[int, nn.Module] = {}  # a layer used in two places stays one layer
     for parent_name, parent in list(holder.named_modules()):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddpc.checks import check_int
 from feddpc.errors import BadInputError, unknown
 from feddpc.models.base import BodyAndHead, Sections
 from feddpc.models.narrow import narrowed
-from feddpc.options import whole
 
 _WIDTHS = (64, 128, 256, 512)
 
@@ -30,8 +30,8 @@ class ResNet18(BodyAndHead):
         self, classes: int = 100, channels: int = 3, size: int = 32, *, stem: str = "7x7", groups: int = 2
     ) -> None:
         super().__init__()
-        whole("size", size, 1)  # any size works: padding keeps the smallest map at 1x1
-        if _WIDTHS[0] % whole("groups", groups, 1):
+        check_int("size", size, 1)  # any size works: padding keeps the smallest map at 1x1
+        if _WIDTHS[0] % check_int("groups", groups, 1):
             raise BadInputError(f"groups = {groups}: must divide the {_WIDTHS[0]} channels of resnet18's first stage")
         if stem not in ("7x7", "3x3"):
             raise unknown("stem of resnet18", str(stem), ("7x7", "3x3"))

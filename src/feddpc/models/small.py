@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from feddpc.checks import check_int
 from feddpc.errors import BadInputError
 from feddpc.models.base import BodyAndHead
-from feddpc.options import whole
 
 
 class SmallCNN(BodyAndHead):
@@ -24,7 +24,7 @@ class SmallCNN(BodyAndHead):
         super().__init__()
         if size < 4:
             raise BadInputError(f"size = {size} is too small for cnn, whose smallest image is 4x4: choose mlp")
-        whole("width", width, 1)
+        check_int("width", width, 1)
         self.body = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1),
             nn.ReLU(),
@@ -53,9 +53,9 @@ class MLP(BodyAndHead):
         if not isinstance(hidden, list | tuple):  # a configuration may hold anything, a number for instance
             raise BadInputError(f"hidden = {hidden!r}: must be a list of layer widths, such as [64] or [128, 64]")
         layers: list[nn.Module] = [nn.Flatten()]
-        before = channels * whole("size", size, 1) ** 2
+        before = channels * check_int("size", size, 1) ** 2
         for width in hidden:
-            layers += [nn.Linear(before, whole("hidden", width, 1)), nn.ReLU()]
+            layers += [nn.Linear(before, check_int("hidden", width, 1)), nn.ReLU()]
             before = width
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(before, classes)

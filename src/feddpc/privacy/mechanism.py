@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddpc import chance
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import square
+from feddpc.methods._algebra import square
 from feddpc.methods.base import Cohort, Method, State, Step
 from feddpc.methods.fedavg import FedAvg
 from feddpc.methods.feddpc import FedDPC
 from feddpc.privacy.accounting import epsilon
+from feddpc.rng import generator
 
 
 class ClippedSum:
@@ -99,7 +99,7 @@ class Mechanism:
 
     def release(self, total: ClippedSum, cohort: Cohort) -> Tensor:
         """Return the noisy sum over the expected cohort, in float64."""
-        rng = chance.rng(cohort.seed, "privacy noise", cohort.round) if self.reproducible else np.random.default_rng()
+        rng = generator(cohort.seed, "privacy noise", cohort.round) if self.reproducible else np.random.default_rng()
         noise = torch.from_numpy(rng.standard_normal(total.value.numel())).to(total.value.device)
         return (total.value + self.noise * self.clip * noise) / self.cohort
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from feddpc.report.groups import show
 from feddpc.report.tables import percent
-from feddpc.sweep.choose import Choice
+from feddpc.study.choose import Choice
 
 if TYPE_CHECKING:
     from rich.table import Table

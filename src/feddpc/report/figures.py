@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from feddpc.errors import BadInputError
 from feddpc.report.groups import Group, groups, status
-from feddpc.run.files import replace_file, replace_text
-from feddpc.run.record import StoredRun
+from feddpc.runs.record import StoredRun
+from feddpc.storage import replace_file, replace_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddpc.run.config import PARTS
-from feddpc.run.record import StoredRun
+from feddpc.config import PARTS
+from feddpc.runs.record import StoredRun
 
 #: None of these decides what a run computes, only how fast: they part runs only where one seed would be counted twice.
 _HOW = ("engine", "device", "threads", "client_memory")

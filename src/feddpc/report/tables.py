@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from feddpc.errors import RunFolderError
 from feddpc.report.groups import Group, groups, status
-from feddpc.run.files import explained
-from feddpc.run.record import StoredRun, is_run, load, summarise
+from feddpc.runs.record import StoredRun, is_run, load, summarize
+from feddpc.storage import explain_os_errors
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +101,7 @@ def _below(folder: Path, damage: list[str] | None) -> list[Path]:
     rank = {name: i for i, name in enumerate(_order(folder / "compare.json", damage))}
     if damage is not None:
         damage += [f"{folder / name} has not begun" for name in rank if not (folder / name).is_dir()]
-    with explained(folder):
+    with explain_os_errors(folder):
         inside = [p for p in folder.iterdir() if p.is_dir() and (not p.is_symlink() or is_run(p))]
     inside.sort(key=lambda p: (rank.get(p.name, len(rank)), p.name))
     return [run for path in inside for run in _below(path, damage)]
@@ -155,7 +155,7 @@ def _row(group: Group) -> Row:
 def _summary(run: StoredRun, end: str) -> dict[str, Any]:
     # Computed anew even where there is a summary.json: the records are the evidence, and the two cannot disagree here.
     try:
-        return summarise(run.config, run.records, end, None)
+        return summarize(run.config, run.records, end, None)
     except (KeyError, TypeError, ValueError) as error:
         what = f"a round lacks or garbles {error}"
         raise RunFolderError(f"{run.folder / 'rounds.jsonl'}: {what}; leave this run out or repeat it") from None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddpc.methods.algebra import safe_ratio
+from feddpc.methods._algebra import safe_ratio
 
 #: What a "huge" client writes everywhere: finite, but its square is not, in float32.
 HUGE = 1e30

@@ -30,10 +30,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from feddpc import chance
+from feddpc.checks import check_positive, check_probability, coerce
 from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import State
-from feddpc.options import chance_of, fit, positive
+from feddpc.rng import generator
 from feddpc.robust import attacks
 
 Ids = npt.NDArray[np.int64]
@@ -79,14 +79,14 @@ def complete(table: Mapping[str, Any]) -> dict[str, float]:
     for name in table:
         if name not in (*KINDS, *DEFAULTS):
             raise unknown("fault", str(name), (*KINDS, *DEFAULTS))
-    shares = {kind: chance_of(f"faults.{kind}", table[kind]) for kind in KINDS if kind in table}
+    shares = {kind: check_probability(f"faults.{kind}", table[kind]) for kind in KINDS if kind in table}
     if math.fsum(shares.values()) > 1 + 1e-9:
         raise BadInputError(f"faults: the shares add up to {math.fsum(shares.values()):.3g}: they must stay within 1")
     how = {name: table.get(name, usual) for name, usual in DEFAULTS.items()}
-    how["often"] = chance_of("faults.often", how["often"], zero=False)
-    how["tilt"] = chance_of("faults.tilt", how["tilt"], zero=False)
-    how["spread"] = positive("faults.spread", how["spread"])
-    how["scale"] = fit("faults.scale", how["scale"], float)
+    how["often"] = check_probability("faults.often", how["often"], zero=False)
+    how["tilt"] = check_probability("faults.tilt", how["tilt"], zero=False)
+    how["spread"] = check_positive("faults.spread", how["spread"])
+    how["scale"] = coerce("faults.scale", how["scale"], float)
     if table and not shares:
         raise BadInputError("faults: nobody misbehaves: give a kind its share, such as sign_flip = 0.2")
     for name, kind in STRENGTH_OF.items():
@@ -129,7 +129,7 @@ class Faults:
         active: Roll = np.isin(ids, self.members[kind])
         if self.how["often"] < 1:
             for i in np.flatnonzero(active):
-                active[i] = chance.rng(self.seed, "misbehaves", round, int(ids[i])).random() < self.how["often"]
+                active[i] = generator(self.seed, "misbehaves", round, int(ids[i])).random() < self.how["often"]
         return active
 
     def _replace(self, kind: str, round: int, ids: Ids, rows: Ids, sent: State, memory: State) -> None:
@@ -149,7 +149,7 @@ class Faults:
 
     def _attack(self, kind: str, round: int, key: str, ids: Ids, memory: State) -> attacks.Attack:
         if kind == "noise":
-            generators = [chance.rng(self.seed, f"noise in {key}", round, int(j)) for j in ids]
+            generators = [generator(self.seed, f"noise in {key}", round, int(j)) for j in ids]
             return attacks.noisy(self.how["spread"], generators)
         if kind == "parallel":
             return attacks.parallel(memory["last"], self.how["tilt"])
@@ -189,7 +189,7 @@ def make(table: Mapping[str, Any], *, population: int, seed: int) -> Faults | No
     known = complete(table)
     if not known:
         return None
-    order, first, members = chance.rng(seed, "faults").permutation(population), 0, {}
+    order, first, members = generator(seed, "faults").permutation(population), 0, {}
     for kind in KINDS:
         count = min(math.floor(known.get(kind, 0.0) * population + 0.5), population - first)
         if known.get(kind) and not count:

@@ -14,7 +14,7 @@ returns rows again, of which the method makes what it always makes:
 | ``trimmed_mean`` | coordinate by coordinate all but the f smallest and largest; these become the mean of the others |
 | ``krum`` | the one row whose m - f - 2 nearest rows are nearest |
 | ``multi_krum`` | the m - f - 2 rows with the best such scores (``select`` of them if given) |
-| ``centred_clipping`` | moved towards the centre until none is farther than ``radius``, ``iterations`` times over |
+| ``centered_clipping`` | moved towards the centre until none is farther than ``radius``, ``iterations`` times over |
 | ``geometric_median`` | put at one distance about the point from which the sum of distances is least |
 
 All count clients alike. Where a client sends several vectors, replacing rules treat each by itself; selecting ones
@@ -37,10 +37,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from feddpc.checks import check_int, check_positive, check_probability
 from feddpc.errors import BadInputError
-from feddpc.methods.algebra import BLOCK, exact_sum, row_distances, row_squares, safe_ratio, saturated
+from feddpc.methods._algebra import BLOCK, exact_sum, row_distances, row_squares, safe_ratio, saturated
 from feddpc.methods.base import State
-from feddpc.options import Menu, chance_of, positive, whole
+from feddpc.registry import Registry
 
 #: A row nearer to the geometric median than this, in median distances, counts as if it were this far away.
 NEAREST = 1e-6
@@ -213,7 +214,7 @@ def _krum(*, share: float = 0.3) -> Rule:
 
 
 def _multi_krum(*, share: float = 0.3, select: int = 0) -> Rule:
-    share, select = _hostile(share), whole("rule.select", select, 0)
+    share, select = _hostile(share), check_int("rule.select", select, 0)
 
     def choose(square_mm: Tensor) -> Tensor:
         m = len(square_mm)
@@ -223,14 +224,14 @@ def _multi_krum(*, share: float = 0.3, select: int = 0) -> Rule:
     return _selecting(choose)
 
 
-def _centred_clipping(*, radius: float = 0.0, iterations: int = 3) -> Rule:
-    radius = 0.0 if radius == 0 else positive("rule.radius", radius)
-    iterations = whole("rule.iterations", iterations, 1)
+def _centered_clipping(*, radius: float = 0.0, iterations: int = 3) -> Rule:
+    radius = 0.0 if radius == 0 else check_positive("rule.radius", radius)
+    iterations = check_int("rule.iterations", iterations, 1)
     return _replacing(lambda x: clipped(x, radius, iterations))
 
 
 def _geometric_median(*, tolerance: float = 1e-8, iterations: int = 1000) -> Rule:
-    tolerance, iterations = positive("rule.tolerance", tolerance), whole("rule.iterations", iterations, 1)
+    tolerance, iterations = check_positive("rule.tolerance", tolerance), check_int("rule.iterations", iterations, 1)
     return _replacing(lambda x: spatial_median(x, tolerance, iterations)[1])
 
 
@@ -240,13 +241,13 @@ def _count(share: float, m: int) -> int:
 
 
 def _hostile(share: float) -> float:
-    share = chance_of("rule.share", share)
+    share = check_probability("rule.share", share)
     if share >= 0.5:
         raise BadInputError(f"rule.share = {share}: must be below 0.5, no rule bears a hostile half")
     return share
 
 
-_MENU: Menu[Rule | None] = Menu(
+_MENU: Registry[Rule | None] = Registry(
     "rule",
     {
         "mean": _mean,
@@ -254,7 +255,7 @@ _MENU: Menu[Rule | None] = Menu(
         "trimmed_mean": _trimmed_mean,
         "krum": _krum,
         "multi_krum": _multi_krum,
-        "centred_clipping": _centred_clipping,
+        "centered_clipping": _centered_clipping,
         "geometric_median": _geometric_median,
     },
 )

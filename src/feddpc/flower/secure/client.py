@@ -12,6 +12,7 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
+from feddpc.checks import check_int
 from feddpc.flower.client import Data, Model, client_app
 from feddpc.flower.orders import Orders
 from feddpc.flower.screening import Bounds
@@ -20,7 +21,6 @@ from feddpc.flower.secure.masks import masking_mod
 from feddpc.flower.secure.rules import summable
 from feddpc.flower.wire import REFUSED, REPLY, RefusedError, arrays_of, only_record, unpack
 from feddpc.methods.base import Method, State
-from feddpc.options import whole
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def secure_client_app(
         device: where it trains.
         min_cohort: this node takes no part in the sum of fewer: the fewer are in it, the more it says of each.
     """
-    whole("min_cohort", min_cohort, 2)
+    check_int("min_cohort", min_cohort, 2)
     plain = client_app(model=model, data=data, method=None if method is None else summable(method), device=device)
     app = ClientApp()
     app.query("hello")(reticent(plain))

@@ -15,8 +15,8 @@ import torch
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
+from feddpc.checks import check_int, check_positive
 from feddpc.methods.base import State
-from feddpc.options import positive, whole
 
 #: Masked numbers are counted modulo this, the most that Flower allows.
 MODULUS = 1 << 32
@@ -49,8 +49,8 @@ class Encoding:
     clients: int
 
     def __post_init__(self) -> None:
-        positive("max_norm", self.max_norm)
-        whole("clients", self.clients, 1, MODULUS // 2)
+        check_positive("max_norm", self.max_norm)
+        check_int("clients", self.clients, 1, MODULUS // 2)
 
     def record(self) -> ConfigRecord:
         """Return the encoding as it travels."""

@@ -9,11 +9,11 @@ import torch
 
 from feddpc import methods
 from feddpc.errors import BadInputError
-from feddpc.methods.base import DATA_HOOKS, Cohort, Local, Method, State, overrides
+from feddpc.methods.base import DATA_HOOKS, ClientContext, Cohort, Method, State, overrides
 from feddpc.methods.feddpc import FedDPC
 
 #: What calls for more exchanges than one, or for the server's knowledge of single clients.
-MORE_THAN_A_SUM = ("init_slot", "init_client", "probes", "surveys", "asked", "trains", *DATA_HOOKS)
+MORE_THAN_A_SUM = ("init_slot", "init_client", "probes", "surveys", "probe_mask", "train_mask", *DATA_HOOKS)
 
 
 def summable(method: Method | str, **hyper: Any) -> Method:
@@ -40,7 +40,9 @@ def sees_only_sums(method: Method) -> bool:
     cohort = _three()
     down = method.broadcast(w, server, {}, cohort)
     # Long updates at right angles: as far from their mean as updates can be.
-    ups = [method.finish(w - u, Local(w, down, {}, 1.0, torch.ones(())))[0] for u in 10 * torch.eye(3, 5).double()]
+    ups = [
+        method.finish(w - u, ClientContext(w, down, {}, 1.0, torch.ones(())))[0] for u in 10 * torch.eye(3, 5).double()
+    ]
     rows = {k: torch.stack([up[k] for up in ups]) for k in ups[0]}
     means = repeated({k: v.mean(0) for k, v in rows.items()}, 3)
     real, seen = method.aggregate(w, server, rows, cohort), method.aggregate(w, server, means, cohort)

@@ -12,8 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from feddpc.engine.federation import gather
-from feddpc.engine.serving import settle
+from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.federated import FederatedStrategy
 from feddpc.flower.screening import Bounds
@@ -21,9 +20,10 @@ from feddpc.flower.secure.encoding import SECURE, Encoding
 from feddpc.flower.secure.protocol import Summed, Terms, secure_mean
 from feddpc.flower.secure.rules import repeated
 from feddpc.flower.wire import RefusedError
-from feddpc.methods.algebra import residuals
+from feddpc.methods._algebra import residuals
 from feddpc.methods.base import State
-from feddpc.run.config import Config
+from feddpc.round.federation import gather
+from feddpc.round.server_step import apply_step
 
 
 class SecureStrategy(FederatedStrategy):
@@ -64,7 +64,7 @@ class SecureStrategy(FederatedStrategy):
         loss, aside = float(mean.pop("loss")), self._aside(mean)
         _, cohort = gather(self.federation, self.served, self.now, t, ids)
         step = self.method.aggregate(self.now.w, self.now.server, repeated(mean, len(ids)), cohort)
-        notes = settle(self.now, ids, step)
+        notes = apply_step(self.now, ids, step)
         self.accept(t, ids, {client: node for node, client in self.roll.nodes.items()})
         record = self.keep(t, ids, dropped, refused, loss=loss, notes=notes | aside)
         return self.arrays(), MetricRecord({"replies": float(len(ids)), "train-loss": loss, **record.notes})

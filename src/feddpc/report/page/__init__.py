@@ -21,8 +21,8 @@ from feddpc.report.failures import noted
 from feddpc.report.groups import groups, show
 from feddpc.report.page import charts, sections
 from feddpc.report.page.embed import embedded, numbers
-from feddpc.run.files import explained, replace_text
-from feddpc.run.record import StoredRun, is_run
+from feddpc.runs.record import StoredRun, is_run
+from feddpc.storage import explain_os_errors, replace_text
 
 __all__ = ["refuse_to_overwrite", "render", "write_all", "write_page"]
 
@@ -57,7 +57,7 @@ def write_all(
 
     With ``failures``, a file that cannot be written is listed there with the reason, and the others are written.
     """
-    with explained(folder):
+    with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     writers: dict[str, Callable[[Path], object]] = {
         "curves.png": lambda path: figures.save(figures.curves(runs), path),
@@ -77,7 +77,7 @@ def refuse_to_overwrite(folder: Path) -> None:
     if is_run(folder) or (folder / "compare.json").is_file():
         return
     there = [folder / name for name in ("report.html", "table.csv", "curves.png") if (folder / name).exists()]
-    with explained(folder):
+    with explain_os_errors(folder):
         if there and not _is_ours(folder / "report.html"):
             raise RunFolderError(f"{there[0]} is not from an earlier report and would be overwritten: move it away")
 

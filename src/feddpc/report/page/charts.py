@@ -11,7 +11,7 @@ from feddpc.report.groups import show
 from feddpc.report.page import sections
 from feddpc.report.page.embed import ANGLE, note_names
 from feddpc.report.page.html import section
-from feddpc.run.record import StoredRun
+from feddpc.runs.record import StoredRun
 
 _CURVES = (CURVES[0], Panel("test_loss", "test loss", log=True), CURVES[1])
 _HELD_OUT = Panel("validation_accuracy", "validation accuracy (%)", 100.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from feddpc.report import figures, tables
 from feddpc.report.groups import groups, status
-from feddpc.run.record import FIELDS, VALIDATION, StoredRun
+from feddpc.runs.record import FIELDS, VALIDATION, StoredRun
 
 #: Values of all rounds together, clients named in all rounds, cells of all client-by-class tables: about 15 MB of page.
 MOST_VALUES, MOST_PARTICIPANTS, MOST_CELLS = 800_000, 800_000, 400_000

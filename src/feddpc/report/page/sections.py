@@ -12,8 +12,8 @@ from feddpc.report import figures, tables
 from feddpc.report.groups import Group, differing, settings, show, status
 from feddpc.report.page.embed import environment
 from feddpc.report.page.html import boxed, definitions, folded, heads, line, section
-from feddpc.run.files import explained
-from feddpc.run.record import StoredRun
+from feddpc.runs.record import StoredRun
+from feddpc.storage import explain_os_errors
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 #: What is measured of a method's cost, by its key in the summary.
@@ -80,7 +80,7 @@ def picture(runs: Sequence[StoredRun]) -> str:
             path = folder / "partition.png"
             data = b""
             if path.is_file():
-                with explained(path):
+                with explain_os_errors(path):
                     data = path.read_bytes()
             if data.startswith(_PNG):
                 source = "data:image/png;base64," + base64.b64encode(data).decode()

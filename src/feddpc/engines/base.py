@@ -1,0 +1,90 @@
+"""What an engine is: it runs the client half of a method for a whole cohort."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.data.batches import BatchPlan
+from feddpc.methods.base import Cohort, Method, State
+from feddpc.tasks.base import Task
+
+if TYPE_CHECKING:
+    from feddpc.round.federation import Federation, RunState
+
+
+class Trained(NamedTuple):
+    """What came out of local training, stacked over the cohort."""
+
+    up: State  #: what the clients send
+    own: State  #: their new memories
+    loss: Tensor  #: mean over a client's steps of the objective during training, ``[m]``
+
+
+class Done(NamedTuple):
+    """A round that an engine ran as a whole: the model is moved already, memories are still to be written."""
+
+    own: State
+    slots: State
+    loss: float
+    notes: dict[str, float]
+    scored: tuple[float, float]  #: accuracy and loss on the test set
+    sent: tuple[int, int]  #: how many numbers went to each client beside the model, and came from all
+    validated: tuple[float, float] | None = None  #: accuracy and loss on samples held out, if the engine found out
+
+
+class Prober(Protocol):
+    """Whatever can put a method's question to clients; every engine can."""
+
+    def probe(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> State:
+        """Return what the clients of ``plan`` answer, stacked."""
+
+
+class Engine(ABC):
+    """Runs the client half of a method for every client of a plan. All engines give the same numbers."""
+
+    name: ClassVar[str]
+    captures_rounds: ClassVar[bool] = False  #: whether a model or method may turn out to be too much for it
+    wave: int | None = None  #: how many clients fit into memory at once, once that is known
+    patience: ClassVar[float] = 0.0  #: how many seconds a run must last for ``auto`` to try it
+
+    def refuses(self, task: Task) -> str | None:
+        """Say why this engine cannot run ``task``, or return None."""
+        return None
+
+    def round(
+        self, federation: Federation, method: Method, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort
+    ) -> Done | None:
+        """Run training, server rule and evaluation at one go, or return None to have them run one by one."""
+        return None
+
+    def release(self) -> None:
+        """Give back at once what is kept from round to round, the memory of graphs above all; a run has ended."""
+        return
+
+    @abstractmethod
+    def probe(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> State:
+        """Return what the clients answer to the method's probe, stacked; ``plan`` is one pass over their data."""
+
+    @abstractmethod
+    def train(
+        self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+    ) -> Trained:
+        """Train every client of ``plan`` from ``w``."""
+
+
+def placed(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return host values as a tensor on ``device``, without waiting for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def stack(states: Sequence[State]) -> State:
+    """Stack the states of single clients."""
+    return {key: torch.stack([s[key] for s in states]) for key in states[0]}

@@ -1,0 +1,1 @@
+"""Engines that capture whole rounds in CUDA graphs."""

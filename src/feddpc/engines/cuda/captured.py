@@ -1,0 +1,169 @@
+"""Whole rounds replayed from CUDA graphs: local training, server rule and evaluation, without a word from the host.
+
+A round is three kinds of graphs. ``start`` broadcasts and sets the clients off, ``step`` makes one local step of the
+clients that still have some, ``end`` lets the server aggregate and evaluates. They work on buffers that stay where they
+are; before a round the host copies the batch plan into them, and after it reads one short report. Clients are sorted by
+their number of steps, so that those still training are the first rows; a graph for a step exists for a few numbers of
+rows, and a mask keeps the finished ones as they are. Nothing depends on the number of steps, so nothing is captured
+again for a cohort of the same size.
+
+A client with a non-finite number makes the whole round void on the device, and the host repeats it with an engine that
+screens clients one by one.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from feddpc.data.batches import BatchPlan
+from feddpc.engines.base import Done, Engine, Trained
+from feddpc.engines.cuda.buffers import capturing
+from feddpc.engines.cuda.probing import Probing
+from feddpc.engines.cuda.session import Session
+from feddpc.engines.stacked import Stacked
+from feddpc.methods.base import Cohort, Method, State
+from feddpc.tasks.base import Task
+
+if TYPE_CHECKING:
+    from feddpc.round.federation import Federation, RunState
+
+#: Cohort sizes that are captured; a round with yet another one is run by the fallback.
+MOST_SIZES = 4
+
+
+#: Shapes of a probe that are captured: numbers of clients asked, and of batches of the largest of them.
+MOST_PROBES = 24
+
+
+class Captured(Engine):
+    """All clients at once through ``vmap``, captured."""
+
+    name: ClassVar[str] = "graph"
+    captures_rounds: ClassVar[bool] = True
+    streams: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+
+    def __init__(self, *, anywhere: bool = False) -> None:
+        self.anywhere = anywhere  #: also without a GPU, where a graph is just what it was made of: for tests
+        self.fallback = Stacked()
+        self.captures = 0  #: graphs captured so far, for whoever wants to see that it stops
+        self.void = 0  #: rounds repeated because of a non-finite number
+        self._sessions: dict[int, Session] = {}
+        self._too_large: set[int] = set()
+        self._about: tuple[object, ...] = ()
+        self._probes: dict[tuple[int, ...], Probing] = {}
+        self._asking: tuple[object, ...] = ()
+
+    def refuses(self, task: Task) -> str | None:
+        """Modules that draw for themselves cannot be replayed, and graphs need a GPU."""
+        if task.device.type != "cuda" and not self.anywhere:
+            return "graphs need a GPU"
+        return self.fallback.refuses(task)
+
+    @torch.no_grad()
+    def probe(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> State:
+        """Ask all clients at once: from a graph if plans of this shape were captured or may still be."""
+        if (task, method) != self._asking:
+            self._forget(self._probes)
+            self._asking = (task, method)
+        shape = plan.index.shape
+        if shape not in self._probes:
+            if len(self._probes) >= MOST_PROBES:
+                return self.fallback.probe(method, task, w, plan)
+            with capturing():
+                self._probes[shape] = Probing(method, task, w, plan)
+            self.captures += 1
+        return self._probes[shape](w, plan)
+
+    def train(
+        self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+    ) -> Trained:
+        """Train all clients at once, uncaptured."""
+        return self.fallback.train(method, task, w, down, own, plan, lr)
+
+    @torch.no_grad()
+    def round(
+        self, federation: Federation, method: Method, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort
+    ) -> Done | None:
+        """Replay a round; None if it must be run otherwise."""
+        judges = federation.evaluate is None, federation.validate
+        about = (federation.task, method, federation.client_lr, federation.server_lr, judges)
+        if about != self._about:
+            self._forget(self._sessions)
+            self._about = about
+        m = len(plan.clients)
+        session = self._sessions.get(m)
+        if session is None:
+            if len(self._sessions) >= MOST_SIZES:
+                return None
+            if m in self._too_large:
+                return None
+            session = self._session(federation, method, progress, probed, cohort)
+            if session is None:
+                self._too_large.add(m)
+                warnings.warn(f"no device memory to capture rounds of {m} clients: going on without", stacklevel=2)
+                return None
+            self._sessions[m] = session
+            self.captures += session.graphs
+        done = session.replay(progress, probed, plan, cohort)
+        self.void += done is None
+        return done
+
+    def release(self) -> None:
+        """Free all graphs."""
+        self._forget(self._sessions)
+        self._forget(self._probes)
+
+    def _forget(self, graphs: dict[Any, Any]) -> None:
+        """Free graphs now: their parts refer to each other, and many gigabytes would wait for the garbage collector.
+
+        Not while another run captures, which that would break.
+        """
+        if not graphs:
+            return
+        with capturing():
+            while graphs:
+                graphs.popitem()[1].release()
+
+    def _session(self, *about: Any) -> Session | None:
+        """Capture; if memory does not suffice, once more after all garbage was cleared away, then None."""
+        for _ in range(2):
+            try:
+                with capturing():
+                    return Session(*about, streams=self.streams, compiles=self.compiles)
+            except torch.OutOfMemoryError:
+                pass
+            # Outside the handler, which would keep the failed attempt alive.
+            with capturing():
+                gc.collect()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+        return None
+
+
+class Streams(Captured):
+    """One client after the other, each on a stream of its own, captured."""
+
+    name: ClassVar[str] = "streams"
+    streams: ClassVar[bool] = True
+
+
+class Compiled(Captured):
+    """All clients at once, compiled and captured: seconds to minutes of compiling, then faster rounds."""
+
+    name: ClassVar[str] = "graph-compiled"
+    compiles: ClassVar[bool] = True
+    patience: ClassVar[float] = 150.0
+
+
+class CompiledStreams(Streams):
+    """A compiled step for each client on a stream of its own, captured."""
+
+    name: ClassVar[str] = "streams-compiled"
+    compiles: ClassVar[bool] = True
+    patience: ClassVar[float] = 150.0

@@ -1,0 +1,305 @@
+"""The graphs of one method for one size of the cohort, and the buffers they work on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from feddpc.data.batches import BatchPlan
+from feddpc.engines.base import Done, placed
+from feddpc.engines.cuda.buffers import HostTransfer, Inputs, graph_of, kept
+from feddpc.engines.cuda.compiling import Compiled
+from feddpc.engines.cuda.training import Lanes, Stack, Training
+from feddpc.methods.base import ClientContext, Cohort, Method, State
+from feddpc.round.meter import numbers
+from feddpc.tasks.base import Rows
+
+if TYPE_CHECKING:
+    from feddpc.round.federation import Federation, RunState
+
+#: Test images in one pass of a captured evaluation; and of a large network whose convolutions are in true float32.
+TEST_BATCH, SLOW_TEST_BATCH = 2500, 1000
+#: From how many parameters on a network is large.
+LARGE = 1 << 20
+
+
+class Session:
+    """The graphs of one method for one size of the cohort."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        method: Method,
+        progress: RunState,
+        probed: State,
+        cohort: Cohort,
+        *,
+        streams: bool,
+        compiles: bool,
+    ) -> None:
+        self.federation, self.method, self.compiles = federation, method, compiles
+        self.graphs = 0  #: captured so far
+        self.task = federation.task.transformable(stacked=not streams, together=compiles)
+        w = progress.w
+        self.device, m = w.device, len(cohort.clients)
+        self.w, self.server = w.clone(), {k: v.clone() for k, v in progress.server.items()}
+        self.decays = federation.lr_decay != 1
+        self.inputs = self._buffers(cohort, progress, probed)
+        self.kit = federation.kit
+        self.down: State = {}
+        self.y, self.total = torch.empty(0), torch.zeros(m, dtype=w.dtype, device=self.device)
+        self.new_own: State = {}
+        self.new_slots: State = {}
+        self.note_names: list[str] = []
+        self.report = torch.zeros(0)
+        fast = torch.backends.cudnn.allow_tf32 or getattr(federation.task, "half", False) or w.numel() < LARGE
+        self.test_batch = TEST_BATCH if fast else SLOW_TEST_BATCH
+        self._scores = self._test(federation.task) if federation.evaluate is not None else None
+        held = getattr(federation.validate, "task", None)
+        self._held = None if held is None else self._test(held)
+        self.training: Training = (Lanes if streams else Stack)(self, compiles=compiles)
+        self.pool: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        was = replace(federation.task.tally)
+        try:
+            self._warm()
+            self._start = self.captured(self._do_start)
+            self.training.capture()
+            self._end = self.captured(self._do_end)
+        finally:  # it may be tried again
+            federation.task.tally.put_back(was)
+
+    # Buffers.
+
+    def _buffers(self, cohort: Cohort, progress: RunState, probed: State) -> Inputs:
+        planner, m = self.federation.planner, len(cohort.clients)
+        most = int(planner.steps(planner.partition.sizes).max())
+        width = min(planner.batch_size, int(planner.partition.sizes.max()))
+        ints = {"index": (most, m, width), "count": (most, m), "clients": (m,)}
+        self.ints = HostTransfer(ints, torch.int64, self.device)
+        floats = {"weights": (m,), "counts": (m,), "rates": (2,)}
+        self.floats = HostTransfer(floats, torch.float64, self.device)
+        shape = (most, m, width, 3)
+        self.draws = HostTransfer({"draws": shape}, torch.int16, self.device) if planner.shift else None
+        own = {**progress.clients.read(np.zeros(m, np.int64)), **probed}
+        there = self.ints.there | self.floats.there
+        there["weights"].copy_(cohort.weights)
+        there["clients"].copy_(cohort.clients)
+        there["count"].fill_(width)
+        there["rates"].copy_(torch.tensor([cohort.client_lr, cohort.server_lr], dtype=torch.float64))
+        return Inputs(
+            draws=self.draws.there["draws"] if self.draws else None,
+            steps=torch.zeros(m, dtype=self.w.dtype, device=self.device),
+            own={k: v.clone() for k, v in own.items()},
+            slots={k: v.clone() for k, v in cohort.slots.items()},
+            **there,
+        )
+
+    def _load(self, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort) -> NDArray[np.int64]:
+        """Send a round's plan and memories to the buffers, clients with many steps first; return that order."""
+        order = np.argsort(-plan.steps, kind="stable")
+        K, B = int(plan.steps.max()), plan.index.shape[2]
+        ints, floats = self.ints.open(), self.floats.open()
+        ints["index"][:K, :, :B] = plan.index[order, :K].swapaxes(0, 1)
+        ints["count"][:K] = plan.count[order, :K].swapaxes(0, 1)
+        ints["clients"][:] = plan.clients[order]
+        floats["counts"][:] = plan.steps[order]
+        floats["weights"][:] = self.federation.weights(plan.sizes)[order]
+        floats["rates"][:] = cohort.client_lr, cohort.server_lr
+        self.ints.send()
+        self.floats.send()
+        if self.draws and plan.draws is not None:
+            self.draws.open()["draws"][:K, :, :B] = plan.draws[order, :K].swapaxes(0, 1)
+            self.draws.send()
+        i = self.inputs
+        if not (i.own or i.slots):
+            return order
+        there = placed(order, self.device)
+        state = progress.clients.read(plan.clients[order]) | {k: v[there] for k, v in probed.items()}
+        for key, value in state.items():
+            i.own[key].copy_(value)
+        for key, value in cohort.slots.items():
+            i.slots[key].copy_(value[there])
+        return order
+
+    # What the graphs do.
+
+    def rate(self, i: int) -> Any:
+        """The rate as a number where it is constant, else as a tensor that the graph reads."""
+        if self.decays:
+            return self.inputs.rates[i]
+        return (self.federation.client_lr, self.federation.server_lr)[i]
+
+    @property
+    def step_rate(self) -> Any:
+        """The clients' rate for a local step: what is compiled reads it, and so serves all rates."""
+        return self.inputs.rates[0] if self.compiles else self.rate(0)
+
+    def _cohort(self) -> Cohort:
+        i = self.inputs
+        return Cohort(
+            round=0,
+            clients=i.clients,
+            population=self.federation.population,
+            weights=i.weights,
+            steps=i.counts,
+            client_lr=self.rate(0),
+            server_lr=self.rate(1),
+            slots=i.slots,
+            sizes=self.federation.sizes(self.device),
+        )
+
+    def _test(self, task: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+        """Return what scores a model on the test samples of ``task``; None if it has none."""
+        if not hasattr(task, "score"):
+            return None
+        if not self.compiles:
+            return lambda w: task.score(w, self.test_batch)
+        judge = task.transformable(stacked=False, together=True)
+        traces = task.traces_of("judged", judge.test_scaled, given=("x_test", "y_test"))
+        judged = Compiled(judge.judged, traces=traces)
+        return lambda w: judge.score(w, self.test_batch, judged)
+
+    def _do_start(self) -> None:
+        probed = {k: self.inputs.own[k] for k in self.inputs.own if k not in self.memory_keys}
+        down = self.method.broadcast(self.w, self.server, probed if self.method.reports else {}, self._cohort())
+        self.down = kept(self.down, down)
+        i = self.inputs
+
+        def start(own: State, steps: Tensor) -> Tensor:
+            return self.method.start(ClientContext(self.w, self.down | self.kit, own, self.rate(0), steps))
+
+        i.steps.copy_(i.counts)
+        y = vmap(start)(i.own, i.steps)
+        self.y = kept({"y": self.y}, {"y": y})["y"]
+        self.total.zero_()
+        self.training.restart()
+
+    def _do_end(self) -> None:
+        i, lr = self.inputs, self.rate(0)
+
+        def finish(y: Tensor, own: State, steps: Tensor) -> tuple[State, State]:
+            return self.method.finish(y, ClientContext(self.w, self.down | self.kit, own, lr, steps))
+
+        up, new_own = vmap(finish)(self.y, i.own, i.steps)
+        losses = self.total / i.steps.clamp(min=1)
+        good = torch.stack([t.isfinite().all() for t in (*up.values(), *new_own.values(), losses)]).all()
+        step = self.method.aggregate(self.w, self.server, up, self._cohort())
+        w = step.apply_(self.w.clone())
+        good = good & w.isfinite().all()
+        self.w.copy_(torch.where(good, w, self.w))
+        for key, value in step.server.items():
+            self.server[key].copy_(torch.where(good, value, self.server[key]))
+        self.sent = numbers(self.down.values()), numbers(up.values())
+        self.new_own, self.new_slots = kept(self.new_own, new_own), kept(self.new_slots, step.slots)
+        trained = (i.steps > 0).to(losses.dtype)
+        loss = (losses * trained).sum() / trained.sum()
+        final = self.method.evaluated(self.w, self.server)
+        scores = [score for test in (self._scores, self._held) if test for score in test(final)]
+        self.note_names = list(step.notes)
+        notes = [torch.as_tensor(v, device=self.device) for v in step.notes.values()]
+        values = [x.double().reshape(()) for x in (good, loss, *scores, *notes)]
+        self.report = kept({"r": self.report}, {"r": torch.stack(values)})["r"]
+
+    # Capturing and replaying.
+
+    def _warm(self) -> None:
+        """Run everything once, so that compilers and allocators are done, and put the state back."""
+        self.memory_keys = set(self.method.init_client(self.w))
+        before = self.w.clone(), {k: v.clone() for k, v in self.server.items()}
+        self._do_start()
+        self._count()
+        self.training.warm()
+        self._do_end()
+        self.w.copy_(before[0])
+        for key, value in before[1].items():
+            self.server[key].copy_(value)
+
+    def _count(self) -> None:
+        """Find out what one local step costs: what is compiled or replayed cannot be counted as it happens."""
+        tally, i = self.federation.task.tally, self.inputs
+        was = replace(tally)
+        full = torch.ones_like(i.index[0, 0], dtype=torch.bool)
+        rows = [i.index[0, 0], full] if i.draws is None else [i.index[0, 0], full, i.draws[0, 0]]
+        here = ClientContext(
+            self.w, self.down | self.kit, {k: v[0] for k, v in i.own.items()}, self.rate(0), i.steps[0]
+        )
+        self.method.step(self.task, self.y[0], self.task.fetch(Rows(*rows)), here)
+        self.gradients, self.passes = tally.gradients - was.gradients, tally.passes - was.passes
+
+    def _read(self) -> list[float]:
+        """Return the report: the one moment in a round at which the host waits."""
+        if self.device.type != "cuda":
+            return self.report.tolist()
+        here = torch.empty(self.report.shape, dtype=self.report.dtype, pin_memory=True)
+        here.copy_(self.report, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        event.synchronize()
+        return here.tolist()
+
+    def release(self) -> None:
+        """Let go of all buffers and graphs; what others still hold stays, the model for one."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # an interrupted round may still be under way
+        vars(self.training).clear()
+        vars(self).clear()
+
+    def captured(self, do: Callable[[], None], pool: Any = None) -> Callable[[], None]:
+        """Return ``do`` as a graph, with a ``pool`` of memory of its own if it may run beside others."""
+        self.graphs += 1
+        if self.device.type != "cuda":
+            return do
+        graph = graph_of(do, self.device, pool or self.pool)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def replay(self, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort) -> Done | None:
+        """Run a round on the buffers; None, and nothing changed, if a client sent a non-finite number."""
+        if progress.w is not self.w:
+            self.w.copy_(progress.w)
+            for key, value in progress.server.items():
+                self.server[key].copy_(value)
+        tally = self.federation.task.tally
+        was = replace(tally)
+        order = self._load(progress, probed, plan, cohort)
+        self._start()
+        self.training.replay(plan, order)
+        self._end()
+        self.federation.look_ahead(progress.round + 2)  # the next round, while this one is computed
+        good, loss, *rest = self._read()
+        tally.put_back(was)
+        if not good:
+            if progress.w is self.w:
+                progress.w, progress.server = self.w.clone(), {k: v.clone() for k, v in self.server.items()}
+            return None
+        progress.w, progress.server = self.w, dict(self.server)
+        steps = int(plan.steps.sum())
+        tally.gradients += self.gradients * steps
+        tally.passes += self.passes * steps
+        if self.new_own or self.new_slots:
+            back = placed(np.argsort(order), self.device)
+        scored = _shares(rest, self.federation.task) if self._scores else (math.nan, 0.0)
+        validated = _shares(rest, self.federation.validate.task) if self._held else None  # type: ignore[union-attr]
+        return Done(
+            own={k: v[back] for k, v in self.new_own.items()},
+            slots={k: v[back] for k, v in self.new_slots.items()},
+            loss=loss,
+            notes=dict(zip(self.note_names, rest, strict=True)),
+            scored=scored,
+            validated=validated,
+            sent=(self.sent[0], self.sent[1] + (numbers(probed.values()) if self.method.reports else 0)),
+        )
+
+
+def _shares(numbers: list[float], task: Any) -> tuple[float, float]:
+    """Take the next two of ``numbers``, hits and sum of losses on the test samples of ``task``; return their means."""
+    correct, loss = numbers.pop(0), numbers.pop(0)
+    return correct / len(task.y_test), loss / len(task.y_test)

@@ -1,0 +1,69 @@
+"""The reference engine: one client after the other, plain autograd. This is the specification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from feddpc.data.batches import BatchPlan
+from feddpc.engines.base import Engine, Trained, stack
+from feddpc.methods.base import ClientContext, Method, State
+from feddpc.tasks.base import Rows, Task, forked
+
+R = TypeVar("R")
+
+
+class Loop(Engine):
+    """One client after the other."""
+
+    name: ClassVar[str] = "loop"
+
+    @torch.no_grad()
+    def probe(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> State:
+        """Ask one client after the other."""
+
+        def ask(task: Task, i: int) -> State:
+            with _own_noise(task, plan, i, w.device):
+                return method.probe(task, w, _batches(plan, i, w.device))
+
+        return stack(self.each(ask, task, plan))
+
+    @torch.no_grad()
+    def train(
+        self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+    ) -> Trained:
+        """Train one client after the other."""
+
+        def one(task: Task, i: int) -> tuple[State, State, Tensor]:
+            mine = {k: v[i] for k, v in own.items()}
+            ctx = ClientContext(w, down, mine, lr, torch.tensor(plan.steps[i], dtype=w.dtype, device=w.device))
+            y, total = method.start(ctx), w.new_zeros(())
+            with _own_noise(task, plan, i, w.device):
+                for rows in _batches(plan, i, w.device):
+                    y, loss = method.step(task, y, task.fetch(rows), ctx)
+                    total = total + loss
+            up, new = method.finish(y, ctx)
+            return up, new, total / max(plan.steps[i], 1)
+
+        ups, owns, losses = zip(*self.each(one, task, plan), strict=True)
+        return Trained(stack(ups), stack(owns), torch.stack(losses))
+
+    def each(self, work: Callable[[Task, int], R], task: Task, plan: BatchPlan) -> list[R]:
+        """Do ``work`` for every client of ``plan``."""
+        return [work(task, i) for i in range(len(plan.clients))]
+
+
+def _batches(plan: BatchPlan, i: int, device: torch.device) -> Iterator[Rows]:
+    for k in range(plan.steps[i]):
+        n = plan.count[i, k]
+        draws = None if plan.draws is None else torch.from_numpy(plan.draws[i, k, :n]).to(device)
+        yield Rows(torch.from_numpy(plan.index[i, k, :n]).to(device), draws=draws)
+
+
+def _own_noise(task: Task, plan: BatchPlan, i: int, device: torch.device) -> AbstractContextManager[object]:
+    """Give modules that draw for themselves (dropout) this client's stream, and leave the global one untouched."""
+    return forked(device, plan.noise[i]) if task.stochastic else nullcontext()

@@ -1,0 +1,93 @@
+"""Several clients at a time on a CPU: the reference engine, a thread a client and one core a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import torch
+
+from feddpc.data.batches import BatchPlan
+from feddpc.engines.loop import Loop
+from feddpc.tasks.base import Task
+
+R = TypeVar("R")
+
+
+class Threads(Loop):
+    """As many clients at a time as torch has threads, each on one.
+
+    Threads that share one client wait for each other after every operation, which costs little on an idle machine and
+    much on a busy one. A client's arithmetic is that of ``loop`` with one thread, bit for bit, whatever the number of
+    workers; with several threads ``loop`` itself may add in another order.
+    """
+
+    name: ClassVar[str] = "threads"
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers  #: None means as many as torch has threads
+        self._crew: _Crew | None = None
+
+    def refuses(self, task: Task) -> str | None:
+        """A GPU wants no threads, there is one stream of random numbers, and every thread needs a copy of the model."""
+        if task.device.type != "cpu":
+            return "it is for CPUs"
+        if task.stochastic:
+            return "the model draws random numbers (dropout), which would depend on the order of clients"
+        try:
+            task.twin()
+        except (RuntimeError, TypeError, AttributeError) as error:
+            return f"the model cannot be copied: {str(error).splitlines()[0]}"
+        return None
+
+    def each(self, work: Callable[[Task, int], R], task: Task, plan: BatchPlan) -> list[R]:
+        """Do ``work`` for every client of ``plan``, those with most samples first."""
+        workers = self.workers or torch.get_num_threads()
+        if self._crew is None or self._crew.task is not task or self._crew.workers != workers:
+            self._crew = _Crew(task, workers)
+        return self._crew.each(work, np.argsort(-plan.count.sum(1), kind="stable").tolist())
+
+
+class _Crew:
+    """Threads with one core each, and a twin of ``task`` for each."""
+
+    def __init__(self, task: Task, workers: int) -> None:
+        self.task, self.workers = task, workers
+        self.twins = [task.twin() for _ in range(workers)]
+        self.idle: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        for twin in self.twins:
+            self.idle.put(twin)
+        threads, together = torch.get_num_threads(), threading.Barrier(workers)
+        self.pool = ThreadPoolExecutor(workers, "feddpc", initializer=_on_one_core)
+        wait([self.pool.submit(together.wait) for _ in range(workers)])
+        torch.set_num_threads(threads)  # what was set last is what new threads of others start with
+
+    def each(self, work: Callable[[Task, int], R], order: list[int]) -> list[R]:
+        """Do ``work`` in this order, and return what came of it in that of the clients."""
+        jobs = {i: self.pool.submit(self._one, work, i) for i in order}
+        try:
+            return [jobs[i].result() for i in range(len(jobs))]
+        finally:
+            for job in jobs.values():  # when one failed, the others are not waited for in vain
+                job.cancel()
+            wait(jobs.values())
+            for twin in self.twins:
+                self.task.tally.add(twin.tally.gradients, twin.tally.passes)
+                twin.tally.gradients = twin.tally.passes = 0
+
+    @torch.no_grad()
+    def _one(self, work: Callable[[Task, int], R], i: int) -> R:
+        twin = self.idle.get()
+        try:
+            return work(twin, i)
+        finally:
+            self.idle.put(twin)
+
+
+def _on_one_core() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # a thread takes over the number that was set last when it first asks, and keeps it then

@@ -1,0 +1,101 @@
+"""What there is before round 1: the data, who holds what, what the server keeps, what every client is given once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.data.dataset import Dataset
+from feddpc.data.partition import Partition
+from feddpc.errors import BadInputError
+from feddpc.rng import generator
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """A federation before its first round, as a data-side method finds it and changes it.
+
+    ``reserve`` are training samples that were kept from all clients before the data were dealt; they are class-balanced
+    and in random order within each class. ``kit`` is what every client receives once, at first contact; a method finds
+    it in ``here.down``. ``down_once`` and ``up_once`` count further numbers that each client receives or sends once.
+    ``disclosed`` says what left the clients before training.
+    """
+
+    data: Dataset
+    partition: Partition
+    seed: int
+    client_lr: float
+    batch_size: int
+    device: torch.device
+    reserve: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    kit: Mapping[str, Tensor] = field(default_factory=dict)
+    down_once: float = 0
+    up_once: float = 0
+    disclosed: Mapping[str, float | int | str] = field(default_factory=dict)
+
+    def rng(self, purpose: str, *keys: int) -> np.random.Generator:
+        """Return the stream of random numbers for one purpose of this world."""
+        return generator(self.seed, purpose, *keys)
+
+    def counts(self) -> Ids:
+        """Return how many samples of each class each client holds, ``[clients, classes]``."""
+        return self.partition.counts(self.data.y_train, self.data.classes)
+
+    def dealt(self, more: Sequence[Ids]) -> FederatedData:
+        """Return this world with further training samples in the hands of its clients, one list each."""
+        lists = [np.concatenate([mine, new]) for mine, new in zip(self.partition, more, strict=True)]
+        return replace(self, partition=Partition.from_lists(lists))
+
+    def with_samples(self, x: NDArray[Any], y: Ids, owner: Ids) -> FederatedData:
+        """Return this world with new samples ``x``, ``y`` in the training set, sample i held by client ``owner[i]``."""
+        if not len(x):
+            return self
+        first = len(self.data.y_train)
+        data = replace(
+            self.data,
+            x_train=np.concatenate([self.data.x_train, x.astype(self.data.x_train.dtype)]),
+            y_train=np.concatenate([self.data.y_train, y.astype(np.int64)]),
+        )
+        ids = np.arange(first, first + len(y))
+        order = np.argsort(owner, kind="stable")
+        bounds = np.searchsorted(owner[order], np.arange(len(self.partition) + 1))
+        mine = [ids[order[a:b]] for a, b in itertools.pairwise(bounds)]
+        return replace(self, data=data).dealt(mine)
+
+
+def reserved_each(share: float, data: Dataset) -> int:
+    """Return how many samples of every class make up ``share`` of the training set."""
+    each = int(share * len(data.y_train) / data.classes)
+    if each < 1:
+        raise BadInputError(
+            f"reserve = {share} of {len(data.y_train)} samples is less than one of each of the {data.classes} classes: "
+            f"take at least {data.classes / len(data.y_train):.4g}"
+        )
+    return each
+
+
+def reserved(share: float, data: Dataset, seed: int) -> Ids:
+    """Draw the samples that the server keeps before the data are dealt: the same number of every class."""
+    if share == 0:
+        return np.zeros(0, np.int64)
+    each = reserved_each(share, data)
+    rng = generator(seed, "reserve")
+    kept = []
+    for c in range(data.classes):
+        mine = np.flatnonzero(data.y_train == c)
+        if len(mine) <= each:
+            raise BadInputError(
+                f"reserve = {share} takes {each} samples of every class, but class {c} has only {len(mine)}: "
+                "nothing would be left to the clients; lower it"
+            )
+        kept.append(rng.permutation(mine)[:each])
+    return np.concatenate(kept)

@@ -1,0 +1,117 @@
+"""Table 1: costs counted while a method runs, beside the paper's formulas for the same federation."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from feddpc import methods, models
+from feddpc.data.specs import spec
+from feddpc.paper import presets, published
+from feddpc.paper.sheet import Sheet
+from feddpc.runs.costs import POPULATION, Measured, measure
+
+#: Local steps of a client in the small federation that is measured.
+STEPS = 2
+#: How far a measured ratio may be from the formula's and still be called the same.
+FACTOR = 2.0
+_STATE = {"-": 0, "d": 1, "k'd": POPULATION}
+_LOCAL = (
+    "Operations: the paper's formula for this model, with m for a client of average size. Gradients a step are "
+    "measured; the paper's mnd is one. Vector work is the rest, as a multiple of FedAvg's: by the formula without mnd, "
+    f"and by the numbers that vector operations touch in one round of {POPULATION} clients, both with {STEPS} steps. "
+    "They agree if within a factor of two: one operation of the paper is one to three of ours."
+)
+_SERVER = (
+    f"Work as a multiple of FedAvg's, with {POPULATION} participants. States, down and up are counted in d: what the "
+    "server and each client remember beside the model, what a participant receives and sends in a round. FedVARP's "
+    f"server holds N + 1 vectors; here N = {POPULATION}."
+)
+
+
+@cache
+def measured() -> dict[str, Measured]:
+    """Measure the methods of Table 1, each in one round of ten clients that make two steps."""
+    return {name: measure(methods.create(name)) for name in published.TABLE1}
+
+
+def parameters(data: str, scale: str) -> int:
+    """Return d of a data set's model; the data need not be here."""
+    config, known = presets.PRESETS[data](scale=scale), spec(data)
+    shape = {"classes": known.classes, "channels": known.shape[2], "size": known.shape[0]}
+    model = models.make(config.model, **shape, **config.model_options)
+    return sum(p.numel() for p in model.parameters())
+
+
+def table1(data: str, scale: str) -> list[Sheet]:
+    """Return Table 1 for a data set: the clients' costs, and the server's."""
+    config = presets.PRESETS[data](scale=scale)
+    d, n, k = parameters(data, scale), config.batch_size or 1, config.cohort
+    m = math.ceil(spec(data).train / config.clients / n)
+    about = f"{published.TITLES[data]}, {config.model}, d = {d:,}, m = {m} batches of n = {n}, k' = {k}"
+    local = ("method", "paper", "operations", "of FedAvg's", "gradients a step", "work, paper", "measured", "agrees")
+    server = ("method", "paper", "operations", "work, paper", "measured", "agrees")
+    states = ("state, paper", "server", "client", "agree", "down", "up")
+    wordy = frozenset({"paper", "agrees", "agree", "state, paper"})
+    rows = [_local(name, d, m, n) for name in published.TABLE1]
+    more = [[*_server(name, d, k), *_states(name)] for name in published.TABLE1]
+    return [
+        Sheet("table1-local", f"Table 1, local costs, {about}", local, rows, [_LOCAL], wordy=wordy),
+        Sheet("table1-server", f"Table 1, server costs, {about}", (*server, *states), more, [_SERVER], wordy=wordy),
+    ]
+
+
+def agreement(found: float, stated: float) -> str:
+    """Say whether a measured amount is within a factor of two of the formula's.
+
+    >>> agreement(3.0, 2.0), agreement(5.0, 2.0), agreement(0.0, 0.0), agreement(1.0, 0.0)
+    ('yes', '2.5 times it', 'yes', 'no')
+    """
+    if stated == 0:
+        return "no" if found else "yes"
+    ratio = found / stated
+    return "yes" if 1 / FACTOR <= ratio <= FACTOR else f"{ratio:.2g} times it"
+
+
+def _local(name: str, d: int, m: int, n: int) -> list[str]:
+    formula, base = published.TABLE1[name], published.TABLE1["fedavg"]
+    mine, plain = measured()[name], measured()["fedavg"]
+    stated, found = formula.vectors(STEPS) / base.vectors(STEPS), mine.client_work / plain.client_work
+    total = formula.local(m, n)
+    return [
+        methods.get(name).title,
+        formula.local_text,
+        f"{total * d:.4g}",
+        f"{total / base.local(m, n):.4f}",
+        f"{mine.gradients:g}",
+        f"{stated:.2f}",
+        f"{found:.2f}",
+        agreement(found, stated),
+    ]
+
+
+def _server(name: str, d: int, k: int) -> list[str]:
+    formula, base = published.TABLE1[name], published.TABLE1["fedavg"]
+    stated = formula.server(POPULATION) / base.server(POPULATION)
+    found = measured()[name].server_work / measured()["fedavg"].server_work
+    return [
+        methods.get(name).title,
+        formula.server_text,
+        f"{formula.server(k) * d:.4g}",
+        f"{stated:.2f}",
+        f"{found:.2f}",
+        agreement(found, stated),
+    ]
+
+
+def _states(name: str) -> list[str]:
+    stated, mine = published.TABLE1[name].state, measured()[name]
+    held = round(mine.server_state + POPULATION * mine.client_state)
+    return [
+        stated,
+        f"{mine.server_state:.3g}",
+        f"{mine.client_state:.3g}",
+        agreement(held, _STATE[stated]),
+        f"{mine.down:g}",
+        f"{mine.up:g}",
+    ]

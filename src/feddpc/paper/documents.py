@@ -1,0 +1,210 @@
+"""The reproduction as Markdown: one section a study, and the document that holds them all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+import numpy as np
+
+from feddpc.paper import costs, figures, published, tables
+from feddpc.paper.claims import findings
+from feddpc.paper.comparisons import comparisons
+from feddpc.paper.presets import PRESETS
+from feddpc.paper.question import label
+from feddpc.paper.sheet import Sheet
+from feddpc.paper.study import Study, all_runs
+from feddpc.paper.verdicts import contests, standing
+from feddpc.storage import explain_os_errors, replace_file, replace_text
+
+#: The parts that have runs, in the order in which they are shown.
+PARTS = ("grid", "table2", "figure4", "figure5")
+#: The commonest colours of a picture, which stay what they are when it is made small.
+_EXACT = 64
+_CAPTIONS = {
+    "table2": "Best accuracy, ours beside the paper's",
+    "curves": "Accuracy and loss over rounds; the band is from the lowest to the highest seed",
+    "geometry": "FedDPC's mean factor (dashed: 1 + lambda) and the mean cosine of updates with the last global update",
+    "ablation": "Ablation",
+    "lambda": "The study of lambda",
+    "step": "FedDPC's lambda, and FedAvg with its server step multiplied by 1 + lambda",
+}
+
+
+def sheets(study: Study, part: str) -> list[Sheet]:
+    """Return the tables of a part."""
+    if part == "grid":
+        return [tables.grid(study, alpha) for alpha in study.alphas("grid")]
+    if part == "table2":
+        pairs = [(tables.table2(study, a), comparisons(study, a)) for a in study.alphas("table2")]
+        return [sheet for pair in pairs for sheet in pair if sheet is not None]
+    return [tables.figure(study, part, alpha) for alpha in study.alphas(part)]
+
+
+def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> str:
+    """Return a study as Markdown; ``pictures`` are addresses of figures by name."""
+    blocks = [f"## {study.title[0].upper()}{study.title[1:]}"]
+    if study.origin.get("machine"):
+        made_with = ", ".join(f"{k} {v}" for k, v in study.origin["machine"].items())
+        blocks.append(f"Run with {made_with}. {_spent(study)}".strip())
+    for part in parts:
+        blocks += [sheet.markdown() for sheet in sheets(study, part)]
+    for name, where in pictures.items():
+        blocks.append(f"![{_CAPTIONS[name.partition('-alpha')[0]]}, {study.title}]({where})")
+    judged = [f for f in findings(study) if f.part in parts]
+    if judged:
+        blocks.append(tables.findings(judged, study.title).markdown())
+    return "\n\n".join(blocks)
+
+
+def render(studies: Sequence[Study], images: str) -> str:
+    """Return the document of ``studies``; ``images`` is the address of the folder that holds a folder for each."""
+    sections = []
+    for study in studies:
+        parts = [part for part in PARTS if study.part(part)]
+        pictures = {name: f"{images}/{_folder(study)}/{name}.png" for name in figures.available(study, parts)}
+        sections.append(section(study, parts, pictures))
+    local, server = costs.table1("cifar10", "paper")
+    return Template((files("feddpc.paper") / "reproduction.md").read_text(encoding="utf-8")).substitute(
+        summary=_summary(studies),
+        sections="\n\n".join(sections),
+        table1=f"{local.markdown()}\n\n{server.markdown()}",
+        rates=", ".join(f"{v:g}" for v in published.RATES),
+        values=", ".join(f"{v:g}" for v in published.VALUES),
+    )
+
+
+def write(studies: Sequence[Study], path: Path, images: Path) -> list[Path]:
+    """Write the document of ``studies`` to ``path``, its figures below the folder ``images``; return all paths."""
+    made = [path]
+    for study in studies:
+        folder = images / _folder(study)
+        with explain_os_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        made += figures.draw_all(study, folder, PARTS)
+    for picture in made[1:]:
+        _slim(picture)
+    with explain_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, render(studies, Path(os.path.relpath(images, path.parent)).as_posix()))
+    return made
+
+
+def _folder(study: Study) -> str:
+    return f"{study.data}-{study.scale}"
+
+
+def _spent(study: Study) -> str:
+    """Say how long the runs took, beside what the paper's rounds come to; nothing if nobody noted it."""
+    if not study.origin.get("spent"):
+        return ""
+    runs = all_runs(study.rows)
+    rounds, time = sum(len(run.records) for run in runs), _long(study.origin["spent"])
+    beside = study.origin.get("at_once")
+    more = f", {beside} at a time: alone, a round takes less than the seconds below" if beside else ""
+    text = f"{len(runs)} runs with {rounds:,} rounds took {time}{more}."
+    if study.data not in published.SECONDS:
+        return text
+    cells, rounds, theirs = _papers(study.data)
+    return f"{text} The {rounds:,} rounds of the paper's {cells} cells take {_long(theirs)} at its seconds a round."
+
+
+def _papers(data: str) -> tuple[int, int, float]:
+    """Return the cells of Table 2 for a data set, their rounds, and the seconds of these on the paper's machine."""
+    each, seconds = PRESETS[data](scale="paper").rounds, published.SECONDS[data].values()
+    cells = len(published.ALPHAS) * len(seconds)
+    return cells, cells * each, len(published.ALPHAS) * each * sum(seconds)
+
+
+def _long(seconds: float) -> str:
+    """Write a time for people.
+
+    >>> _long(90), _long(9344)
+    ('1.5 minutes', '2.6 hours')
+    """
+    return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _summary(studies: Sequence[Study]) -> str:
+    """Return the verdicts on the paper's claims, counted by study."""
+    lines = ["| data and scale | seeds | claims that hold | do not hold | cannot be told |", "|---|" + "---:|" * 4]
+    for study in studies:
+        verdicts = [f.verdict for f in findings(study) if f.line is not None]
+        counts = [str(verdicts.count(v)) for v in ("holds", "does not hold", "cannot be told")]
+        seeds = sorted({len(row.scores) for row in study.rows if row.line.part != "grid"})
+        many = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else "".join(map(str, seeds)) or "0"
+        lines.append(f"| {study.title} | {many} | {' | '.join(counts)} |")
+    return "\n".join([*lines, "", *(line for study in studies for line in _orders(study)), *_together(studies)])
+
+
+def _together(studies: Sequence[Study]) -> list[str]:
+    """Say how long all runs on the paper's data took, beside the paper's: a line, if that is known."""
+    timed = [study for study in studies if study.origin.get("spent") and study.data in published.SECONDS]
+    if not timed:
+        return []
+    runs = sum(len(all_runs(study.rows)) for study in timed)
+    titles = [published.TITLES[study.data] + (f" ({study.short})" if study.short else "") for study in timed]
+    devices = sorted({str(study.origin.get("machine", {}).get("device", "unknown")) for study in timed})
+    theirs = [_papers(data) for data in dict.fromkeys(study.data for study in timed)]
+    ours = _long(sum(study.origin["spent"] for study in timed))
+    cells, reported = sum(cells for cells, _, _ in theirs), _long(sum(seconds for _, _, seconds in theirs))
+    return [
+        f"* Time: {runs} runs on {', '.join(titles)} took {ours}, grids and controls included (device: "
+        f"{', '.join(devices)}); the rounds of the paper's {cells} cells take {reported} at its seconds a round on a "
+        "Tesla V100, without its grid."
+    ]
+
+
+def _orders(study: Study) -> list[str]:
+    """Return the best accuracies of all methods, the highest first, ours and then the paper's: a line for an alpha."""
+    lines = []
+    for alpha in study.alphas("table2"):
+        ours = {row.line.label: 100 * about.mean for row in study.part("table2", alpha) if (about := row.about("best"))}
+        theirs = {label(name): cell.accuracy for name, cell in study.reported(alpha).items()}
+        mine, other = (
+            " > ".join(f"{name} {value:.1f}" for name, value in sorted(column.items(), key=lambda c: -c[1]))
+            for column in (ours, theirs)
+        )
+        whose = "the paper" if study.data == study.paper_data else f"the paper on {published.TITLES[study.paper_data]}"
+        lines.append(f"* {study.title}, alpha {alpha:g}: {mine}; {whose}: {other}. {_decided(study, alpha)}".rstrip())
+        if tables.hardly_begun(study, alpha):
+            lines[-1] += " The grid behind it had hardly begun to learn: this order says little."
+    return lines
+
+
+def _decided(study: Study, alpha: float) -> str:
+    """Say in words above which rows FedDPC is, and below which, as far as its seeds can tell."""
+    ours = study.find("table2", alpha, "feddpc")
+    rivals = [row for row in study.part("table2", alpha) if row is not ours]
+    if ours is None or not rivals:
+        return ""
+    seeds = len(ours.scores)
+    if seeds < 2:
+        return "One seed: nothing is decided." if seeds else ""
+    places = standing(contests(ours, rivals, "best"))
+    if not places["above"] and not places["below"]:
+        return f"Over {seeds} seeds nothing is decided."
+    words = [f"{place} {' / '.join(names)}" for place, names in places.items() if names]
+    return f"Decided over {seeds} seeds: FedDPC is {'; '.join(words)}."
+
+
+def _slim(picture: Path) -> None:
+    """Keep 256 colours of a picture, the commonest as they are: a third of the bytes, for good, in the history."""
+    from PIL import Image
+
+    with Image.open(picture) as opened:
+        image = opened.convert("RGB")
+    pixels = np.asarray(image).astype(np.int32) @ (1 << 16, 1 << 8, 1)
+    colours, places, counts = np.unique(pixels, return_inverse=True, return_counts=True)
+    about = image.quantize(256 - _EXACT, dither=Image.Dither.NONE)
+    exact = np.argsort(-counts, kind="stable")[:_EXACT]
+    numbers = np.full(len(colours), -1)
+    numbers[exact] = 256 - _EXACT + np.arange(len(exact))
+    mine = numbers[places].reshape(pixels.shape)
+    few = Image.fromarray(np.where(mine < 0, np.asarray(about), mine).astype(np.uint8))
+    palette = bytes(about.getpalette() or []).ljust(3 * 256, b"\0")[: 3 * (256 - _EXACT)]
+    few.putpalette(palette + b"".join(int(colour).to_bytes(3, "big") for colour in colours[exact]))
+    replace_file(picture, lambda temporary: few.save(temporary, format="PNG", optimize=True))

@@ -1,0 +1,152 @@
+"""What is asked for: which data set, how much of the experiment, which rows, and settings chosen how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feddpc import methods
+from feddpc.config import Config
+from feddpc.errors import BadInputError, unknown
+from feddpc.paper import presets, published
+from feddpc.paper.tuned import SELECTIONS, Selection, Setting, Tuned
+
+#: FedAvg with the server step multiplied by (1 + lambda): about the step that FedDPC takes, without its projection.
+DOUBLED = "fedavg x2"
+#: Controls that the paper lacks, and all rows of Table 2.
+CONTROLS = ("fedavg", DOUBLED)
+ROWS = (*published.METHODS, *CONTROLS)
+#: Share of the training set that the grid holds out, to choose settings on.
+HELD_OUT = 0.1
+#: What each target needs to have run; figures 1 to 3 show the runs of Table 2 as curves.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "table1": (),
+    "table2": ("table2",),
+    **dict.fromkeys(published.FIGURES, ("table2",)),
+    "figure4": ("figure4",),
+    "figure5": ("figure5",),
+    "all": ("table2", "figure4", "figure5"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One data set at one scale; ``placing`` (device, engine, precision) says where, how fast and how exactly."""
+
+    data: str
+    scale: str
+    alphas: tuple[float, ...] = published.ALPHAS
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    select: Selection = "test"
+    rounds: int | None = None  #: instead of the scale's
+    rows: tuple[str, ...] = ROWS
+    grid_seeds: tuple[int, ...] = (0,)  #: the paper's
+    grid_rounds: int | None = None  #: instead of as many as the table's
+    rates: tuple[float, ...] = published.RATES  #: of the grid
+    values: tuple[float, ...] = published.VALUES  #: of the grid, for the second hyper-parameter
+    placing: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.scale not in (sizes := presets.scales(self.data)):
+            raise unknown("scale", self.scale, sizes)
+        if self.select not in SELECTIONS:
+            raise unknown("selection", self.select, SELECTIONS)
+        for name in self.rows:
+            if name not in ROWS:
+                raise unknown("row of Table 2", name, ROWS)
+        for what in ("alphas", "seeds", "rows", "grid_seeds", "rates", "values"):
+            given = getattr(self, what)
+            if not given or len(set(given)) < len(given):
+                raise BadInputError(f"{what} = {', '.join(map(str, given))}: give at least one, and none twice")
+
+    def config(self, method: str, setting: Setting, **changes: Any) -> Config:
+        """Return the configuration of one method at one setting."""
+        values = {"scale": self.scale, "lr": setting.lr, "hyper": setting.hyper, **self.placing}
+        if self.rounds is not None:
+            values["rounds"] = self.rounds
+        values |= changes
+        return presets.PRESETS[self.data](method, **values)
+
+    def best(self, tuned: Tuned, alpha: float, name: str) -> Setting:
+        """Return the best setting of a row, or say how it is found out."""
+        found = tuned.settings.get(alpha, {}).get(name, {}).get(self.select)
+        if found is None:
+            command = f"feddpc reproduce table2 --data {self.data} --alpha {alpha:g} --grid"
+            raise BadInputError(
+                f"no setting of {name} on {self.data}, alpha = {alpha:g}, is recorded as best on {self.select}: run "
+                f"`{command}` first, with the same --out"
+            )
+        return found
+
+    @property
+    def short(self) -> str:
+        """What is cut from the paper's experiment; empty if nothing."""
+        return self._cut(self.rounds)
+
+    def _cut(self, rounds: int | None) -> str:
+        """Say what is cut if there are so many rounds, or those of the scale."""
+        cut, whole = presets.scales(self.data)[self.scale].short, presets.PRESETS[self.data](scale="paper").rounds
+        if rounds is None:
+            return cut
+        fewer = [] if rounds == whole else [f"{rounds} of the paper's {whole} rounds"]
+        return ",".join([*fewer, *cut.split(",")[1:]]).strip()
+
+    @property
+    def slug(self) -> str:
+        """A name for the folder of the study."""
+        precision = self.placing.get("precision", Config.precision)
+        parts = [self.scale, *([] if self.rounds is None else [f"{self.rounds}-rounds"])]
+        return "-".join(parts if precision == Config.precision else [*parts, precision])
+
+    @property
+    def grid_words(self) -> str:
+        """What the grid is, for the record of its winners."""
+        whole = self.rates == published.RATES and self.values == published.VALUES
+        part = "" if whole else f" (part of it: rates {_listed(self.rates)}, values {_listed(self.values)})"
+        short = self._cut(self.grid_rounds or self.rounds)
+        cut = f", {short}" if short else ""
+        held = f"{100 * HELD_OUT:g} % of the training set held out"
+        return f"the paper's grid{part} on {self.data}{cut}, seed {_listed(self.grid_seeds)}, {held}"
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:g}" for v in values)
+
+
+def label(name: str) -> str:
+    """Return what a row of Table 2 is called.
+
+    >>> label("fedprox"), label(DOUBLED)
+    ('FedProx', 'FedAvg, step x2')
+    """
+    return "FedAvg, step x2" if name == DOUBLED else methods.get(name).title
+
+
+def data_of(target: str, names: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+    """Return the data sets of a target, each with the parts that it needs; ``names`` are those asked for, if any.
+
+    >>> data_of("figure2", None), data_of("all", ["digits"])
+    ({'cifar100': ('table2',)}, {'digits': ('table2', 'figure4', 'figure5')})
+    """
+    for name in names or ():
+        presets.known(name)
+    if target in published.FIGURES:
+        return dict.fromkeys(_of_figure(target, names), TARGETS[target])
+    if names:
+        return dict.fromkeys(names, TARGETS[target])
+    if target == "table2":
+        return dict.fromkeys(published.FIGURES.values(), TARGETS[target])
+    if target == "all":  # the paper has its studies of the parts on CIFAR-10 only
+        return {name: TARGETS["all"] if name == "cifar10" else ("table2",) for name in published.FIGURES.values()}
+    return {"cifar10": TARGETS[target]}
+
+
+def _of_figure(target: str, names: Sequence[str] | None) -> list[str]:
+    """Return the data set of figure 1, 2 or 3: its own, or digits in its place."""
+    own = published.FIGURES[target]
+    for name in names or ():
+        if name not in (own, "digits"):
+            other = next(figure for figure, data in published.FIGURES.items() if data == name)
+            raise BadInputError(f"{target} is that of {own}: for the curves of {name} ask for {other}")
+    return list(names or [own])

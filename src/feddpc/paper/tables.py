@@ -1,0 +1,197 @@
+"""Table 2 with ours beside the paper's, what figures 4 and 5 come to, the grid's winners, the findings: as sheets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from feddpc.data.specs import spec
+from feddpc.paper import published
+from feddpc.paper.comparisons import interval
+from feddpc.paper.question import CONTROLS, HELD_OUT, label
+from feddpc.paper.sheet import Sheet
+from feddpc.paper.study import Row, Study
+from feddpc.paper.tuned import base_name, winners
+from feddpc.paper.verdicts import Finding
+from feddpc.report.groups import show
+from feddpc.report.tables import percent
+
+#: Ours and the paper's side by side, and ours alone.
+_BESIDE = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
+_ALONE = ("best %", "95 % interval", "round", "last 10 %", "s/round")
+#: The accuracy, in multiples of what guessing gives, below which a grid has hardly begun to tell settings apart.
+_BEGUN = 4
+_TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
+
+
+def table2(study: Study, alpha: float) -> Sheet:
+    """Return Table 2 of one alpha: ours, mean ± deviation over seeds, beside the paper's."""
+    rows, cells = study.part("table2", alpha), []
+    reported, seconds = study.reported(alpha), published.SECONDS[study.paper_data]
+    for row in rows:
+        name = row.line.name
+        theirs = {"paper %": "-", "paper's": "-", "paper's s": "-"}
+        if name in reported:
+            cell = reported[name]
+            theirs = {
+                "paper %": f"{cell.accuracy:.2f}",
+                "paper's": f"{cell.round}",
+                "paper's s": f"{seconds[name]:.2f}",
+            }
+        known = _result(row) | theirs
+        cells.append([row.line.label, setting(row), str(len(row.scores)), *(known[h] for h in _BESIDE)])
+    return Sheet(
+        f"table2-alpha{alpha:g}",
+        f"Table 2, {study.title}, alpha {alpha:g}",
+        ("method", "setting", "seeds", *_BESIDE),
+        cells,
+        [*_explained(study, alpha), *_gaps(rows)],
+        _best(rows),
+        frozenset({"setting"}),
+    )
+
+
+def figure(study: Study, part: str, alpha: float) -> Sheet:
+    """Return the accuracies of figure 4 or 5, for which the paper gives curves only."""
+    rows = study.part(part, alpha)
+    rates = ", ".join(dict.fromkeys(show(row.line.config.lr) for row in rows))
+    return Sheet(
+        f"{part}-alpha{alpha:g}",
+        f"{_TITLES[part]}, {study.title}, alpha {alpha:g}, rate {rates}",
+        ("row", "seeds", *_ALONE),
+        [[row.line.label, str(len(row.scores)), *(_result(row)[h] for h in _ALONE)] for row in rows],
+        ["The paper shows this as curves only and gives no numbers.", *_gaps(rows)],
+        _best(rows),
+    )
+
+
+def _result(row: Row) -> dict[str, str]:
+    """Return what a row achieved, by heading."""
+    best, at, last, spent = (row.about(m) for m in ("best", "best_round", "last10", "seconds"))
+    if best is None or at is None or last is None or spent is None:
+        return dict.fromkeys(_ALONE, "-")
+    texts = (percent(best.mean, best.spread), interval(best), f"{at.mean:.0f}", percent(last.mean, last.spread))
+    return dict(zip(_ALONE, (*texts, f"{spent.mean:.3g}"), strict=True))
+
+
+def setting(row: Row) -> str:
+    """Return what a row was tuned to: rates, and the hyper-parameter of the paper's grid."""
+    config = row.line.config
+    key = published.TUNED.get(config.method)
+    words = {"lr": config.lr} | ({key: config.hyper[key]} if key else {})
+    if config.server_lr != config.lr:
+        words["server lr"] = config.server_lr
+    return ", ".join(f"{k} {show(v)}" for k, v in words.items())
+
+
+def _best(rows: Sequence[Row]) -> frozenset[int]:
+    means = {i: about.mean for i, row in enumerate(rows) if (about := row.about("best"))}
+    return frozenset(i for i, mean in means.items() if mean == max(means.values()))
+
+
+def _explained(study: Study, alpha: float) -> list[str]:
+    """Say what the columns are, and what the paper's are not."""
+    here = [f"'{label(name)}'" for name in CONTROLS if any(r.line.name == name for r in study.part("table2", alpha))]
+    kind = "a control" if len(here) == 1 else "controls"
+    lacks = f" {' and '.join(here)}: {kind}, which the paper lacks." if here else ""
+    notes = [
+        "Best: highest test accuracy of any round, mean ± standard deviation over seeds, t interval of the mean. "
+        f"Settings: {study.origin.get('settings', 'unknown')}.{lacks}"
+    ]
+    if study.data != study.paper_data:
+        other = published.TITLES[study.paper_data]
+        notes.append(
+            f"The paper has no {study.data}: its columns are of {other}, to compare the order, not the values."
+        )
+    if (study.paper_data, alpha) not in published.TABLE2:
+        notes.append(f"The paper has no alpha {alpha:g}: its columns are of alpha {published.ALPHAS[0]:g}.")
+    if study.short:
+        notes.append(f"Shortened: {study.short}. The paper's columns are of its whole experiment.")
+    if hardly_begun(study, alpha):
+        notes.append("The grid behind these settings had hardly begun to learn: they say little of the methods.")
+    return notes
+
+
+def _gaps(rows: Sequence[Row]) -> list[str]:
+    """Say which runs are missing, and which diverged."""
+    notes = []
+    for word, seeds in (("Missing", [r.missing for r in rows]), ("Diverged", [r.diverged for r in rows])):
+        where = [f"{r.line.label} (seed {', '.join(map(str, s))})" for r, s in zip(rows, seeds, strict=True) if s]
+        if where:
+            notes.append(f"{word}: {'; '.join(where)}.")
+    return notes
+
+
+def grid(study: Study, alpha: float) -> Sheet:
+    """Return the winners of the grid: chosen on the test set, as the paper did, and on held-out samples."""
+    rows, cells = study.part("grid", alpha), []
+    for name, chosen in winners(rows).items():
+        tried = [row for row in rows if base_name(row) == name]
+        line = [label(name), str(sum(not row.missing for row in tried)), str(sum(bool(row.diverged) for row in tried))]
+        for select, measure in (("test", "best"), ("validation", "validated")):
+            row = chosen.get(select)
+            about = None if row is None else row.about(measure)
+            line += ["-", "-"] if row is None or about is None else [setting(row), percent(about.mean)]
+        cells.append(line)
+    rounds = " or ".join(str(n) for n in sorted({row.line.config.rounds for row in rows}))
+    note = (
+        f"Runs of {rounds} rounds; {_tried(rows)}. Best on test, as the paper chose: the highest test accuracy of any "
+        f"round. Best on validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that "
+        "nobody trains on; the test accuracy is that of this round. A setting that diverged is not chosen."
+    )
+    return Sheet(
+        f"grid-alpha{alpha:g}",
+        f"Grid, {study.title}, alpha {alpha:g}",
+        ("method", "settings", "diverged", "best on test", "test %", "best on validation", "test % there"),
+        cells,
+        [note, *_cautions(study, alpha), *_gaps([row for row in rows if row.missing])],
+        wordy=frozenset({"best on test", "best on validation"}),
+    )
+
+
+def _tried(rows: Sequence[Row]) -> str:
+    """Say which rates and which values of the second hyper-parameter a grid has."""
+    rates = sorted({row.line.config.lr for row in rows}, reverse=True)
+    keys = [(published.TUNED[row.line.config.method], row) for row in rows if row.line.config.method in published.TUNED]
+    values = sorted({float(row.line.config.hyper[key]) for key, row in keys}, reverse=True)
+    beside = f"; {', '.join(dict.fromkeys(k for k, _ in keys))}: {', '.join(map(show, values))}" if values else ""
+    return f"rates: {', '.join(map(show, rates))}{beside}"
+
+
+def _cautions(study: Study, alpha: float) -> list[str]:
+    """Say what a grid of few rounds or few rates cannot tell."""
+    rows, notes = study.part("grid", alpha), []
+    whole = max((row.line.config.rounds for row in study.part("table2", alpha)), default=0)
+    if any(row.line.config.rounds < whole for row in rows):
+        notes.append(f"The table has runs of {whole} rounds: a setting that is best early need not be the best then.")
+    rates = {name: by["test"].line.config.lr for name, by in winners(rows).items() if "test" in by}
+    for end, word in ((min, "lowest"), (max, "highest")):
+        outermost = end(row.line.config.lr for row in rows)
+        if at_end := [label(name) for name, lr in rates.items() if lr == outermost != end(published.RATES)]:
+            notes.append(
+                f"Best at the {word} rate that was tried, where the paper's grid goes on: {', '.join(at_end)}."
+            )
+    if dull := hardly_begun(study, alpha):
+        notes.append(
+            f"Less than {_BEGUN} times what guessing gives ({percent(1 / spec(study.data).classes)} %): "
+            f"{', '.join(dull)}. So early a grid can hardly tell rates apart, and the table may be far from what these "
+            "methods can do."
+        )
+    return notes
+
+
+def hardly_begun(study: Study, alpha: float) -> list[str]:
+    """Return the methods whose best run of the grid is hardly above guessing, so that nothing could be chosen."""
+    best = {name: by["test"].about("best") for name, by in winners(study.part("grid", alpha)).items() if "test" in by}
+    bar = _BEGUN / spec(study.data).classes
+    return [label(name) for name, about in best.items() if about and about.mean < bar]
+
+
+def findings(found: Sequence[Finding], title: str) -> Sheet:
+    """Return the findings: claim, verdict, numbers."""
+    return Sheet(
+        "findings",
+        f"What holds, {title}",
+        ("claim", "verdict", "numbers", "line in paper.tex"),
+        [[f.claim, f.verdict, f.numbers, "-" if f.line is None else str(f.line)] for f in found],
+        wordy=frozenset({"verdict", "numbers"}),
+    )

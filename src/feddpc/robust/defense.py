@@ -1,0 +1,95 @@
+"""What a server does with updates that it does not trust: an adaptive bound on their norms, then a robust rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddpc.checks import check_int, check_positive
+from feddpc.errors import BadInputError, unknown
+from feddpc.methods._algebra import row_squares
+from feddpc.methods.base import State
+from feddpc.robust.rules import Judged, Rule
+
+#: Norms of how many replies the bound is taken from.
+WINDOW = 100
+
+
+@dataclass(frozen=True)
+class Defense:
+    """How the server protects itself.
+
+    The bound: a client is turned away if the norm of anything it sends is more than ``norm`` times the median norm of
+    the last ``window`` replies, this round's included. Turned away or not, a reply counts for that median, so that the
+    bound follows honest norms wherever they go; fewer than half of the replies being hostile, they cannot move it at
+    will. ``norm`` 0 is no bound; a median of zero bounds nothing.
+    """
+
+    rule: Rule | None = None
+    norm: float = 0.0
+    window: int = WINDOW
+
+    def screen(self, up: State, trained: Tensor, memory: State) -> tuple[Tensor, State]:
+        """Return which clients are within the bound, ``[m]``, and what the server remembers of norms now.
+
+        Those who ``trained`` and those who did not (FedAMD's anchors) are compared with their like only.
+        """
+        good = torch.ones_like(trained)
+        if not self.norm:
+            return good, memory
+        memory = dict(memory)
+        for key, stack in up.items():
+            norms = row_squares(stack.reshape(len(stack), -1)).sqrt()
+            for name, group in ((f"norms.{key}", trained), (f"norms at rest.{key}", ~trained)):
+                own = norms[group]
+                pool = torch.cat([memory.get(name, own[:0]), own])[-max(self.window, len(own)) :]
+                if not len(pool):
+                    continue
+                usual, memory[name] = pool.median(), pool
+                good &= ~group | (norms <= self.norm * usual) | (usual == 0)
+        return good, memory
+
+    def judge(self, up: State, trained: Tensor) -> Judged:
+        """Let the rule judge those who trained, and by themselves those who did not (FedAMD's anchors)."""
+        assert self.rule is not None
+        kept, out = torch.zeros_like(trained), {k: x.clone() for k, x in up.items()}
+        for group in (trained, ~trained):
+            if not bool(group.any()):
+                continue
+            judged = self.rule({k: x[group] for k, x in up.items()})
+            some = group.nonzero()[:, 0][judged.kept]
+            kept[some] = True
+            for key, rows in judged.up.items():
+                out[key][some] = rows
+        return Judged(kept, {k: x[kept] for k, x in out.items()})
+
+
+def complete(table: Mapping[str, Any]) -> dict[str, float | int]:
+    """Return the checked options of the bound, all of them; an empty table stays empty: no bound.
+
+    >>> complete({"norm": 5})
+    {'norm': 5.0, 'window': 100}
+    """
+    for name in table:
+        if name not in ("norm", "window"):
+            raise unknown("option of the screen", str(name), ("norm", "window"))
+    if not table:
+        return {}
+    if "norm" not in table:
+        raise BadInputError("screen.window without screen.norm: say how many median norms are the bound")
+    norm = check_positive("screen.norm", table["norm"])
+    if norm < 1:
+        raise BadInputError(f"screen.norm = {norm}: must be at least 1, or most updates are turned away")
+    return {"norm": norm, "window": check_int("screen.window", table.get("window", WINDOW), 1)}
+
+
+def make(rule: Rule | None, table: Mapping[str, Any]) -> Defense | None:
+    """Return the defense of a rule and the options of a bound, None if there is neither."""
+    bound = complete(table)
+    if rule is None and not bound:
+        return None
+    return Defense(rule, float(bound.get("norm", 0.0)), int(bound.get("window", WINDOW)))

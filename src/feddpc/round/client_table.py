@@ -1,0 +1,107 @@
+"""Memory about clients: rows that appear when a client is first seen and are owned by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.errors import BadInputError
+from feddpc.methods.base import State
+from feddpc.round.placement import ON_DEVICE, Placement
+from feddpc.round.row_storage import SLOTS, SUMS
+
+Ints = NDArray[np.int64]
+
+
+class ClientTable:
+    """A table with one row a client, created at first sight, so that its size follows who came and not the population.
+
+    ``fresh`` makes the state of a client that was never seen; ``read`` and ``write`` move the rows of a cohort, which
+    are on the device of ``fresh`` wherever ``placement`` keeps them. ``name`` is the file's, where there is one.
+    """
+
+    def __init__(
+        self,
+        fresh: Callable[[], State],
+        what: str,
+        population: int,
+        placement: Placement = ON_DEVICE,
+        name: str = "clients",
+    ) -> None:
+        self._template = fresh()
+        self._what = what
+        self._population = population
+        self._placement, self._name = placement, name
+        self._row: dict[int, int] = {}
+        self._store = placement.rows(self._template, population, name)
+
+    def __bool__(self) -> bool:
+        return bool(self._template)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    @property
+    def width(self) -> int:
+        """How many numbers are remembered of one client."""
+        return sum(v.numel() for v in self._template.values())
+
+    def read(self, clients: Ints) -> State:
+        """Return the states of ``clients``, stacked; a client never seen has the initial one."""
+        rows = [self._row.get(int(c), -1) for c in clients]
+        seen = [i for i, row in enumerate(rows) if row >= 0]
+        new = [i for i, row in enumerate(rows) if row < 0]
+        state = {k: v.new_empty((len(rows), *v.shape)) for k, v in self._template.items()}
+        if new:
+            for key, initial in self._template.items():
+                state[key][new] = initial
+        if seen:
+            self._store.read([rows[i] for i in seen], state, seen)
+        return state
+
+    def write(self, clients: Ints, state: State) -> None:
+        """Store the states of ``clients``; keys, shapes and types must be those of the initial state."""
+        self._check(state, len(clients))
+        if self._template and len(clients):
+            self._store.write([self._row.setdefault(int(c), len(self._row)) for c in clients], state)
+
+    def export(self) -> tuple[Tensor, State]:
+        """Return ids and table for a checkpoint; rows on disk stay there, and the table says only where."""
+        ids = torch.tensor(list(self._row), dtype=torch.int64)
+        return ids, self._store.export(len(ids)) if self._template else {}
+
+    def committed(self) -> None:
+        """Learn that the checkpoint with the latest export is complete: what only earlier ones needed may go."""
+        self._store.committed()
+
+    def restore(self, ids: Tensor, table: State) -> None:
+        """Take ids and table back from a checkpoint, wherever that one had the rows."""
+        self._row = {}
+        self._store = self._placement.rows(self._template, self._population, self._name)
+        if SLOTS not in table:
+            self.write(ids.numpy(), {k: table[k] for k in self._template})
+            return
+        file = self._placement.file(self._template, self._name)
+        file.adopt(table[SLOTS].tolist(), table[SUMS].tolist() if SUMS in table else ())
+        if self._placement.kind == "disk":
+            self._row, self._store = {int(c): i for i, c in enumerate(ids)}, file
+            return
+        row = {k: v.new_empty((1, *v.shape)) for k, v in self._template.items()}
+        for i in range(len(ids)):  # one by one: a second table may be more than there is room for
+            file.read([i], row, [0])
+            self.write(ids[i : i + 1].numpy(), row)
+
+    def _check(self, state: State, m: int) -> None:
+        if state.keys() != self._template.keys():
+            raise BadInputError(f"{self._what} must have the keys {sorted(self._template)}, but got {sorted(state)}")
+        for key, stack in state.items():
+            initial = self._template[key]
+            if stack.shape != (m, *initial.shape) or stack.dtype != initial.dtype:
+                raise BadInputError(
+                    f"{self._what} {key!r} must be {tuple(initial.shape)} {initial.dtype} a client, "
+                    f"but got {tuple(stack.shape[1:])} {stack.dtype}"
+                )

@@ -1,0 +1,87 @@
+"""Where the engine keeps what it remembers of clients: on the device, in host memory or on disk. Results are the same.
+
+>>> GB = 10**9
+>>> decide(1 * GB, device_free=8 * GB, host_free=16 * GB), decide(9 * GB, device_free=8 * GB, host_free=16 * GB)
+('device', 'disk')
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from feddpc.methods.base import Method, State
+from feddpc.round.row_storage import OnDisk, Resident, Rows
+
+Kind = Literal["device", "host", "disk"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A kind of memory, and the folder of the run's checkpoints, where files go; without one they are temporary."""
+
+    kind: Kind = "device"
+    folder: Path | None = None
+
+    def rows(self, template: State, population: int, name: str) -> Rows:
+        """Return an empty store for rows like ``template``; nothing is on the disk before the first row is."""
+        if self.kind == "disk":
+            return self.file(template, name)
+        return Resident(template, population, "cpu" if self.kind == "host" else None)
+
+    def file(self, template: State, name: str) -> OnDisk:
+        """Return a store on disk."""
+        return OnDisk(template, self.folder / f"{name}.rows" if self.folder else None)
+
+
+ON_DEVICE = Placement()
+
+
+def resolve(asked: Kind | Literal["auto"], method: Method, w: Tensor, population: int) -> Kind:
+    """Return the kind of memory for a method and a model; ``auto`` becomes what suits the size and this machine."""
+    if asked != "auto":
+        return asked
+    row = sum(v.nbytes for state in (method.init_slot(w), method.init_client(w)) for v in state.values())
+    host = available_memory()
+    device = torch.cuda.mem_get_info(w.device)[0] if w.is_cuda else host
+    return decide(row * population, device_free=device, host_free=host)
+
+
+def decide(needed: int, *, device_free: int, host_free: int) -> Kind:
+    """Return where ``needed`` bytes go: a quarter of the free device, else half of the free host memory, else disk.
+
+    The rest of the device is for training; and while a table grows, the old one and the new one are both there.
+    """
+    if 4 * needed <= device_free:
+        return "device"
+    return "host" if 2 * needed <= host_free else "disk"
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of host memory that can be had without swapping, as well as the system tells."""
+    found = _kilobytes(root / "proc/meminfo", "MemAvailable:") or _pages()
+    try:  # the limit of a container
+        return min(found, int((root / "sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return found
+
+
+def _kilobytes(path: Path, field: str) -> int | None:
+    try:
+        return 1024 * int(path.read_text().split(field)[1].split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _pages() -> int:
+    for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
+        try:
+            return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, ValueError, OSError):
+            continue
+    return 1 << 32  # nothing is known: a small machine

@@ -1,0 +1,268 @@
+"""Who takes part in a round: the clients invited, and those of them that answer.
+
+| name | the cohort of a round |
+|---|---|
+| ``uniform`` | exactly m clients, all subsets equally likely (the paper's) |
+| ``bernoulli`` | each client by its own coin, m on average, at least one |
+| ``poisson`` | each client by its own coin, m on average, perhaps none: what differential privacy counts on |
+| ``cyclic`` | exactly m of the group whose turn it is |
+| ``markov`` | m of the clients that happen to be present |
+| ``weighted`` | exactly m, large clients more often |
+| ``fixed`` | a schedule given from Python, for tests |
+
+A draw is a function of (seed, round) alone: in whatever order rounds are asked for, and whichever method asks, the
+answer is the same. Dropping out has a stream of its own, so the dropout rate does not change who is invited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from feddpc.checks import check_int, check_probability
+from feddpc.errors import BadInputError
+from feddpc.registry import Registry
+from feddpc.rng import generator
+
+Ids = npt.NDArray[np.int64]
+Invite = Callable[[int], Ids]
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """The participants of one round, as sorted client ids: ``invited``, and of these the ``answered``."""
+
+    invited: Ids
+    answered: Ids
+
+    @property
+    def dropped(self) -> Ids:
+        """Clients that were invited and never answered."""
+        return np.setdiff1d(self.invited, self.answered, assume_unique=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """What every scheme knows: how many clients exist, how many are wanted, the seed, and the clients' data sizes."""
+
+    population: int
+    cohort: int
+    seed: int
+    sizes: npt.ArrayLike | None = None
+
+    def rng(self, round: int) -> np.random.Generator:
+        """Return the generator that invites the clients of ``round``."""
+        return generator(self.seed, "participation", round)
+
+
+@dataclass(frozen=True, eq=False)
+class Sampler:
+    """Draws the participants of any round; made by `make`."""
+
+    pool: Pool
+    dropout: float
+    invite: Invite
+
+    def draw(self, round: int) -> Draw:
+        """Return the participants of ``round``, counted from 1; nobody may answer if clients drop out."""
+        invited = np.sort(self.invite(check_int("round", round, 1)))
+        luck = generator(self.pool.seed, "dropout", round).random(len(invited))
+        return Draw(invited, invited[luck >= self.dropout])
+
+
+def names() -> list[str]:
+    """Return the names a configuration may choose from; ``fixed`` is for Python only."""
+    return [name for name in _MENU.names() if name != "fixed"]
+
+
+def options(name: str) -> dict[str, object]:
+    """Return the options of a sampler with their defaults.
+
+    >>> options("cyclic")
+    {'groups': 4}
+    """
+    return _MENU.options(name)
+
+
+def make(
+    name: str,
+    *,
+    population: int,
+    cohort: int,
+    seed: int,
+    dropout: float = 0.0,
+    sizes: npt.ArrayLike | None = None,
+    **options: object,
+) -> Sampler:
+    """Return the sampler ``name`` that invites ``cohort`` of ``population`` clients each round.
+
+    Args:
+        name: one of `names()`, or ``fixed``.
+        population: number of clients.
+        cohort: number of clients invited to a round.
+        seed: equal seeds give equal participants.
+        dropout: probability that an invited client never answers, each on its own, in [0, 1).
+        sizes: samples of each client; only ``weighted`` needs them.
+        options: those of the sampler, see `options`.
+
+    >>> make("uniform", population=5, cohort=5, seed=0).draw(1).invited.tolist()
+    [0, 1, 2, 3, 4]
+    """
+    scheme = _MENU.builder(name, options)
+    check_int("population", population, 1)
+    if check_int("cohort", cohort, 1) > population:
+        raise BadInputError(f"cohort = {cohort} of population = {population}: take a cohort of at most {population}")
+    pool = Pool(int(population), int(cohort), seed, sizes)
+    return Sampler(pool, check_probability("dropout", dropout, one=False), scheme(pool, **options))
+
+
+def _uniform(pool: Pool) -> Invite:
+    return lambda round: _subset(pool.rng(round), pool.population, pool.cohort)
+
+
+def _bernoulli(pool: Pool) -> Invite:
+    """Coins for everybody, thrown again while nobody would come: with probability below 1/e, since m is at least 1."""
+
+    def invite(round: int) -> Ids:
+        rng = pool.rng(round)
+        count = 0
+        while count == 0:
+            count = _heads(pool, rng)
+        return _subset(rng, pool.population, count)
+
+    return invite
+
+
+def _poisson(pool: Pool) -> Invite:
+    """Coins for everybody, thrown once: independent for each client, as they are not when somebody has to come."""
+
+    def invite(round: int) -> Ids:
+        rng = pool.rng(round)
+        return _subset(rng, pool.population, _heads(pool, rng))
+
+    return invite
+
+
+def _heads(pool: Pool, rng: np.random.Generator) -> int:
+    """Draw how many coins show heads; who they are is drawn after it, at no cost for those left out."""
+    return int(rng.binomial(pool.population, pool.cohort / pool.population))
+
+
+def _cyclic(pool: Pool, *, groups: int = 4) -> Invite:
+    """Time zones: in round t the clients with ``id % groups == (t - 1) % groups`` are available, m of them invited."""
+    smallest = pool.population // check_int("groups", groups, 1)
+    if pool.cohort > smallest:
+        raise BadInputError(
+            f"groups = {groups} leaves {smallest} clients available in some rounds, fewer than cohort = {pool.cohort}: "
+            f"take at most {pool.population // pool.cohort} groups"
+            + (f", or a cohort of at most {smallest}" if smallest else "")
+        )
+
+    def invite(round: int) -> Ids:
+        turn = (round - 1) % groups
+        available = (pool.population - turn + groups - 1) // groups
+        return _subset(pool.rng(round), available, pool.cohort) * groups + turn
+
+    return invite
+
+
+def _markov(pool: Pool, *, leave: float = 0.1, back: float = 0.1) -> Invite:
+    """Clients come and go: one that is present leaves with probability ``leave``, one that is away comes ``back``.
+
+    Presence starts from the chain's stationary law, back / (leave + back). All present are invited if they are m or
+    fewer. Should nobody be present, one client, all equally likely, is made to be, and the chains go on from there.
+    """
+    check_probability("leave", leave)
+    check_probability("back", back, zero=False)
+    here = back / (leave + back)
+    seen: tuple[int, npt.NDArray[np.bool_]] = (0, np.zeros(0, np.bool_))
+
+    def present(round: int) -> npt.NDArray[np.bool_]:
+        nonlocal seen
+        at, state = seen if seen[0] <= round else (0, seen[1])  # an earlier round: replay from the start
+        for t in range(at + 1, round + 1):
+            rng = generator(pool.seed, "presence", t)
+            state = rng.random(pool.population) < (np.where(state, 1 - leave, back) if t > 1 else here)
+            if not state.any():
+                state[rng.integers(pool.population)] = True
+        seen = (round, state)
+        return state
+
+    def invite(round: int) -> Ids:
+        ids = np.flatnonzero(present(round))
+        return ids[_subset(pool.rng(round), len(ids), min(pool.cohort, len(ids)))]
+
+    return invite
+
+
+def _weighted(pool: Pool, *, weights: npt.ArrayLike | None = None) -> Invite:
+    """One after the other without replacement, each time in proportion to the weights (the clients' sizes if None).
+
+    As a race: client j finishes after an exponential time of rate w_j, and the first m are invited.
+    """
+    field, given = ("sizes", pool.sizes) if weights is None else ("weights", weights)
+    if given is None:
+        raise BadInputError("sampler 'weighted' has nothing to weigh by: give the clients' sizes, or weights")
+    try:
+        w = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise BadInputError(f"{field} = {given!r}: must be numbers, one for each client") from None
+    if w.shape != (pool.population,) or not (np.isfinite(w) & (w >= 0)).all():
+        raise BadInputError(
+            f"{field} of shape {w.shape}: must be {pool.population} finite numbers of at least 0, one for each client"
+        )
+    able = np.flatnonzero(w)
+    if len(able) < pool.cohort:
+        raise BadInputError(
+            f"{field}: only {len(able)} are above 0, fewer than cohort = {pool.cohort}: lower the cohort"
+        )
+    log_w = np.log(w[able])
+
+    def invite(round: int) -> Ids:
+        finish = np.log(pool.rng(round).standard_exponential(len(able))) - log_w
+        return able[np.argpartition(finish, pool.cohort - 1)[: pool.cohort]]
+
+    return invite
+
+
+def _fixed(pool: Pool, *, schedule: Sequence[Sequence[int]] = ()) -> Invite:
+    """Round t invites ``schedule[t - 1]``, however many these are."""
+    try:
+        rounds = [np.asarray(ids, np.int64) for ids in schedule]
+    except (TypeError, ValueError):
+        raise BadInputError(f"schedule = {schedule!r}: must be lists of client ids, one for each round") from None
+    for t, ids in enumerate(rounds, start=1):
+        good = ids.ndim == 1 and len(ids) > 0 and len(np.unique(ids)) == len(ids)
+        if not good or ids.min() < 0 or ids.max() >= pool.population:
+            raise BadInputError(
+                f"schedule of round {t} = {ids.tolist()}: must be different client ids from 0 to {pool.population - 1}"
+            )
+
+    def invite(round: int) -> Ids:
+        if round > len(rounds):
+            raise BadInputError(f"round {round} is past the schedule's {len(rounds)} rounds: extend it or run fewer")
+        return rounds[round - 1]
+
+    return invite
+
+
+def _subset(rng: np.random.Generator, among: int, count: int) -> Ids:
+    """Draw ``count`` of ``0 .. among - 1``; NumPy does this in time and memory O(count) when few of many are wanted."""
+    return rng.choice(among, count, replace=False, shuffle=False)
+
+
+_MENU: Registry[Invite] = Registry(
+    "sampler",
+    {
+        "uniform": _uniform,
+        "bernoulli": _bernoulli,
+        "poisson": _poisson,
+        "cyclic": _cyclic,
+        "markov": _markov,
+        "weighted": _weighted,
+        "fixed": _fixed,
+    },
+)

@@ -1,0 +1,215 @@
+"""Checkpoints: the whole state of a run in one safetensors file, and a small JSON that names the valid one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from feddpc._version import __version__
+from feddpc.errors import RunFolderError
+from feddpc.round.client_table import ClientTable
+from feddpc.round.federation import RunState
+from feddpc.round.meter import Meter
+from feddpc.round.row_storage import SLOTS
+from feddpc.runs.append_log import LogMark
+from feddpc.storage import explain_os_errors, replace_file, replace_text, sync_folder
+
+#: Written, and read. Format 2, of 0.2 and before, has no checksums of its own note, of records and of rows on disk.
+FORMAT = 3
+READ = (2, FORMAT)
+#: How the names of tensors begin that belong to ``Progress.watched``.
+WATCHED = "watched/"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds: the round, how long the records were then, and the state."""
+
+    round: int
+    records: LogMark
+    tensors: dict[str, Tensor]
+    beside: dict[str, LogMark] = field(default_factory=dict)  #: of other files that grow, by name
+    diverged: str | None = None  #: why the run must not go on
+    meter: Meter = field(default_factory=Meter)
+
+
+def save(
+    folder: Path,
+    progress: RunState,
+    records: LogMark,
+    diverged: str | None = None,
+    beside: Mapping[str, LogMark] | None = None,
+) -> None:
+    """Write the state after ``progress.round``; the previous checkpoint stays valid until this one is complete.
+
+    ``records`` and the marks of files ``beside`` them say how much of these is on the disk, and belongs to the state.
+
+    Memories on disk bring their rows there when they export; the checkpoint says where.
+    """
+    index = folder / "checkpoint.json"
+    with explain_os_errors(folder):
+        folder.mkdir(exist_ok=True)
+        if not index.exists():
+            sync_folder(folder.parent)  # the folder's own name must be on the disk too
+            _write_note(index, {"round": 0, "file": None})  # so that a state without a note is never a beginning
+    tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
+    tensors |= {f"{WATCHED}{k}": v for k, v in progress.watched.items()}
+    memories = {"slots": progress.slots, "clients": progress.clients}
+    for kind, memory in memories.items():
+        ids, table = memory.export()
+        tensors |= {f"{kind}/ids": ids} | {f"{kind}.{k}": v for k, v in table.items()}
+    tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    name = f"round-{progress.round:07d}.safetensors"
+    replace_file(folder / name, lambda path: save_file(tensors, path))
+    note = {
+        "round": progress.round,
+        "record_bytes": records.size,
+        "record_sha256": records.sha256,
+        "beside": beside or {},
+        "file": name,
+        "sha256": _digest(folder / name),
+        "diverged": diverged,
+        "meter": asdict(progress.meter),
+    }
+    _write_note(index, note)
+    for memory in memories.values():
+        memory.committed()
+    kept = {name} | {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
+    with explain_os_errors(folder):
+        for old in [*folder.glob("round-*.safetensors"), *folder.glob("*.rows")]:
+            if old.name not in kept:
+                old.unlink(missing_ok=True)
+
+
+def load(folder: Path) -> Saved | None:
+    """Return the last complete checkpoint, None if there is none yet; a damaged one is an error."""
+    index = folder / "checkpoint.json"
+    if not index.exists():
+        if any(folder.glob("round-*.safetensors")):
+            raise RunFolderError(
+                f"{index} is missing, so nobody knows what the files beside it are: restore it, or remove {folder} to "
+                "compute all rounds again"
+            )
+        return None
+    try:
+        note = json.loads(index.read_text(encoding="utf-8"))
+        if note["format"] not in READ:
+            raise RunFolderError(
+                f"{index} has format {note['format']}, written by feddpc {note.get('feddpc', '(unknown)')}; feddpc "
+                f"{__version__} reads formats {', '.join(map(str, READ))}: continue this run with its own version"
+            )
+        if note["format"] != 2 and _note_digest(note) != note["note_sha256"]:
+            raise _damaged(index)
+        if note["file"] is None:
+            return None
+        path = folder / Path(note["file"]).name
+        if _digest(path) != note["sha256"]:
+            raise _damaged(path)
+        return Saved(
+            int(note["round"]),
+            LogMark(int(note["record_bytes"]), note.get("record_sha256")),
+            load_file(path),
+            {name: LogMark(int(size), sha256) for name, (size, sha256) in note.get("beside", {}).items()},
+            note["diverged"],
+            Meter(**note["meter"]),
+        )
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        SafetensorError,
+    ) as error:
+        raise RunFolderError(
+            f"the checkpoint in {folder} cannot be read: {error}; restore it, or start a new run"
+        ) from None
+
+
+def restore(saved: Saved, progress: RunState) -> None:
+    """Put a checkpoint's tensors into a fresh ``progress`` of the same method and model."""
+    try:
+        fresh = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
+        for key, tensor in fresh.items():
+            if saved.tensors[key].shape != tensor.shape:
+                raise RunFolderError(
+                    f"the checkpoint's {key} has shape {tuple(saved.tensors[key].shape)}, not {tuple(tensor.shape)}"
+                )
+        # Copies: what a file gives may lie at odd addresses, where vectorised sums add in another order.
+        placed = {k: saved.tensors[k].to(v.device, v.dtype, copy=True) for k, v in fresh.items()}
+        _restore_memory(saved, "slots", progress.slots)
+        _restore_memory(saved, "clients", progress.clients)
+    except KeyError as error:
+        raise RunFolderError(f"the checkpoint lacks {error}: it belongs to another method") from None
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise RunFolderError(f"the checkpoint cannot be used: {error}; restore it or start a new run") from None
+    progress.w = placed["w"]
+    progress.server = {k: placed[f"server.{k}"] for k in progress.server}
+    watched = {k.removeprefix(WATCHED): v for k, v in saved.tensors.items() if k.startswith(WATCHED)}
+    progress.watched = {k: v.to(progress.w.device, copy=True) for k, v in watched.items()}
+    progress.round, progress.meter = saved.round, saved.meter
+
+
+def _restore_memory(saved: Saved, kind: str, memory: ClientTable) -> None:
+    table = {k.removeprefix(f"{kind}."): v for k, v in saved.tensors.items() if k.startswith(f"{kind}.")}
+    memory.restore(saved.tensors[f"{kind}/ids"], table)
+
+
+def _damaged(path: Path) -> RunFolderError:
+    return RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
+
+
+def _write_note(index: Path, note: dict[str, Any]) -> None:
+    note = {"format": FORMAT, "feddpc": __version__, **note}
+    replace_text(index, json.dumps(note | {"note_sha256": _note_digest(note)}, indent=1) + "\n")
+
+
+def _note_digest(note: dict[str, Any]) -> str:
+    """Return a digest of what the note says but for the digest itself."""
+    text = json.dumps({k: v for k, v in note.items() if k != "note_sha256"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def load_model(path: Path) -> dict[str, Tensor]:
+    """Read what :func:`save_model` wrote, or a file of another program, which has no checksum."""
+    try:
+        with safe_open(path, "pt") as file:
+            expected = (file.metadata() or {}).get("sha256")
+            # Copies: see restore.
+            found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 -- it is no dict
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from None
+    if expected is not None and expected != _tensor_digest(found):
+        raise _damaged(path)
+    return found
+
+
+def save_model(path: Path, state_dict: dict[str, Tensor]) -> None:
+    """Write a model's state_dict as safetensors, with a checksum of the numbers."""
+    tensors = {k: v.contiguous() for k, v in state_dict.items()}
+    about = {"sha256": _tensor_digest(tensors)}  # one entry: safetensors writes several in any order
+    replace_file(path, lambda temporary: save_file(tensors, temporary, metadata=about))
+
+
+def _tensor_digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

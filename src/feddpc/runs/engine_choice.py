@@ -1,0 +1,287 @@
+"""Which engine runs an experiment: the one that was named, the one of a fixed rule, or the fastest in a trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from feddpc import models
+from feddpc.data.partition import Partition
+from feddpc.engines.base import Engine
+from feddpc.engines.cuda.captured import Captured, Compiled, CompiledStreams, Streams
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
+from feddpc.engines.threads import Threads
+from feddpc.errors import BadInputError, FeddpcError, unknown
+from feddpc.experiment import Setting
+from feddpc.methods.base import Method
+from feddpc.robust.defense import Defense
+from feddpc.round import sampling
+from feddpc.round.federation import Federation, RunState
+from feddpc.round.placement import Placement, resolve
+from feddpc.round.round import RoundRecord, run_round
+
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (Loop, Threads, Stacked, Captured, Streams, Compiled, CompiledStreams)
+}
+#: Names that stand for an engine which is chosen when a run starts.
+CHOSEN = ("auto", "fastest")
+#: On a CPU, clients are stacked while one local step is at most this much work (parameters times batch size) and the
+#: cohort at least this large: then calls cost more than arithmetic.
+SMALL_STEP, SMALL_COHORT = 1 << 17, 5
+#: From so many parameters on, a GPU runs clients side by side on streams instead of in one stack.
+LARGE_MODEL = 1 << 20
+#: How closely an engine must agree with ``loop`` on code of the user's own, by precision of the comparison.
+TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
+#: Models larger than this are compared in the run's own precision: a copy in float64 could be too much memory.
+LARGEST_IN_FLOAT64 = 1 << 24
+#: The comparison uses batches of at most this size, and a population of at most this size if all clients are probed.
+TRIAL_BATCH, TRIAL_POPULATION = 4, 1000
+
+_compared: dict[object, str | None] = {}
+
+
+def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, dict[str, float]]:
+    """Return the engine ``name``, and the seconds per round of all candidates where they were timed.
+
+    ``auto`` follows :func:`rule`, so that the same command gives the same records. ``fastest`` times the candidates.
+    Code of the user's own is compared with ``loop`` first: where the two differ, ``auto`` uses ``loop`` and says so,
+    and an engine asked for by name is refused.
+    """
+    if name == "fastest":
+        return _fastest(setting, method)
+    if name != "auto" and name not in ENGINES:
+        raise unknown("engine", name, [*CHOSEN, *ENGINES])
+    engine = ENGINES[rule(setting) if name == "auto" else name]()
+    why = _objection(engine, setting, method)
+    if why is None:
+        return engine, {}
+    engine.release()
+    if name != "auto":
+        raise BadInputError(f"engine {name!r} cannot be used: {why}; use 'loop' or 'auto'")
+    warnings.warn(f"using engine 'loop', because {engine.name!r} cannot be used: {why}", stacklevel=2)
+    return Loop(), {}
+
+
+def rule(setting: Setting) -> str:
+    """Return the name of the engine that ``auto`` stands for: a function of device, model size, batch and cohort."""
+    config, d = setting.config, setting.task.d
+    device = setting.w0.device.type
+    if device == "cuda":
+        return "streams" if d >= LARGE_MODEL else "graph"
+    if device != "cpu" or config.cohort == 1:
+        return "loop"
+    small = d * (config.batch_size or 1) <= SMALL_STEP and config.cohort >= SMALL_COHORT
+    return "stacked" if small else "threads"
+
+
+def _objection(engine: Engine, setting: Setting, method: Method) -> str | None:
+    """Say why ``engine`` must not run this experiment, or return None."""
+    if engine.name == "loop":
+        return None
+    return engine.refuses(setting.task) or disagreement(engine, setting, method)
+
+
+def _fastest(setting: Setting, method: Method) -> tuple[Engine, dict[str, float]]:
+    """Time every engine that may be used for one round and return the fastest; the timed rounds are thrown away.
+
+    Another engine than ``loop`` must be a tenth faster.
+    """
+    seconds: dict[str, float] = {}
+    able: list[Engine] = []
+    for engine in (kind() for kind in ENGINES.values()):
+        if engine.patience and setting.config.rounds * min(seconds.values()) < engine.patience:
+            continue  # compiling would take longer than it could save
+        if _objection(engine, setting, method):
+            continue
+        try:
+            seconds[engine.name] = _timed(engine, setting, method)
+        except RuntimeError as error:
+            if not engine.captures_rounds:
+                raise
+            warnings.warn(f"engine {engine.name!r} cannot run {method.name} here: {_short(error)}", stacklevel=3)
+            continue
+        able.append(engine)
+    best = min(able, key=lambda e: seconds[e.name] * (1.0 if e.name == "loop" else 1.1))
+    for other in able:
+        if other is not best:
+            other.release()
+    if len(able) > 1:
+        warnings.warn(
+            f"engine 'fastest' took {best.name!r} by the clock: another call may take another engine, whose last "
+            "digits differ",
+            stacklevel=3,
+        )
+    return best, seconds
+
+
+def _timed(engine: Engine, setting: Setting, method: Method) -> float:
+    """Return the seconds of a round; those before it warm up allocators, kernels and compilers."""
+    cuda = setting.w0.is_cuda
+    # A captured round contains its evaluation, so on a GPU all are timed with it.
+    trial = setting.federation if cuda else dataclasses.replace(setting.federation, evaluate=None, validate=None)
+    population = setting.federation.population
+    placement = Placement(resolve(setting.config.client_memory, method, setting.w0, population))
+    progress = RunState.begin(method, setting.w0, population, placement)
+    run_round(trial, method, engine, progress)
+    began = time.perf_counter()
+    for _ in range(3 if cuda else 1):
+        run_round(trial, method, engine, progress)
+    if cuda:
+        torch.cuda.synchronize(setting.w0.device)
+    return (time.perf_counter() - began) / (3 if cuda else 1)
+
+
+# Code that the library's own equality tests have not seen.
+
+
+def covered(setting: Setting, method: Method) -> bool:
+    """Say whether model and method are the library's own, whose equality in all engines is tested."""
+    own = ("feddpc.models.", "feddpc.methods.", "torch.nn.modules.")
+    modules = (type(part).__module__ for part in setting.task.module.modules())
+    known = setting.config.model in models.names() and all(name.startswith(own) for name in modules)
+    return known and type(method).__module__.startswith("feddpc.methods.")
+
+
+def disagreement(engine: Engine, setting: Setting, method: Method) -> str | None:
+    """Say how ``engine`` fails or differs from ``loop`` on code of the user's own; None if they agree.
+
+    Two whole rounds with two clients, one of which has a partial batch and fewer steps, in float64 if the code can.
+    """
+    if covered(setting, method):
+        return None
+    key = _key(engine, setting, method)
+    if key not in _compared:
+        _compared[key] = _compare(engine, setting, method)
+    return _compared[key]
+
+
+def _compare(engine: Engine, setting: Setting, method: Method) -> str | None:
+    precisions = ["float64", setting.config.precision] if setting.task.d <= LARGEST_IN_FLOAT64 else []
+    for precision in dict.fromkeys([*precisions, setting.config.precision]):
+        try:
+            reference = _two_rounds(Loop(), setting, method, precision)
+        except FeddpcError:
+            raise
+        except Exception as error:
+            why = f"a trial round fails in 'loop' too: {_short(error)}"
+            continue
+        break
+    else:
+        return why
+    try:
+        other = _two_rounds(engine, setting, method, precision)
+    except Exception as error:
+        return f"a trial round fails there: {_short(error)}"
+    finally:
+        engine.release()
+    tolerance = TOLERANCE[precision]
+    for (what, mine), (_, theirs) in zip(reference, other, strict=True):
+        off = _difference(mine, theirs)
+        if not off <= tolerance:
+            return (
+                f"a trial of two rounds differs from 'loop' by {off:.1e} in {what} (allowed in {precision}: "
+                f"{tolerance:g}). A loss that is not averaged with batch.mean counts padding, and layers that mix the "
+                "samples of a batch see it"
+            )
+    return None
+
+
+def _two_rounds(engine: Engine, setting: Setting, method: Method, precision: str) -> list[tuple[str, Tensor]]:
+    """Run two rounds of a small copy of the experiment; return what they led to, by name."""
+    federation, w0 = _small(setting, method, precision)
+    progress = RunState.begin(method, w0, federation.population)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself will repeat them
+        records = [run_round(federation, method, engine, progress) for _ in range(2)]
+    return list(_outcome(progress, records))
+
+
+def _small(setting: Setting, method: Method, precision: str) -> tuple[Federation, Tensor]:
+    """Return a federation in which two clients hold a few samples of the real one, and the initial model."""
+    real = setting.federation
+    task = setting.task.reduced(precision)
+    batch = min(real.planner.batch_size, TRIAL_BATCH)
+    population = min(real.population, TRIAL_POPULATION) if method.surveys else real.population
+    sizes = np.ones(population, dtype=np.int64)
+    sizes[-1], sizes[0] = max(1, batch // 2), 2 * batch + max(1, batch // 2)
+    partition = Partition.from_sizes(np.resize(real.planner.partition.order, int(sizes.sum())), sizes)
+    clients = sorted({0, population - 1})
+    policies = (real.faults, real.defense, real.privacy)
+    federation = dataclasses.replace(
+        real,
+        task=task,
+        planner=dataclasses.replace(real.planner, partition=partition, batch_size=batch, epochs=1),
+        sampler=sampling.make("fixed", population=population, cohort=len(clients), seed=0, schedule=[clients, clients]),
+        evaluate=task.evaluate,
+        validate=None,
+        kit={k: v.to(task.dtype) if v.is_floating_point() else v for k, v in real.kit.items()},
+        faults=None,
+        privacy=None,
+        defense=Defense() if any(policies) else None,  # then rounds are not captured as a whole
+    )
+    return federation, setting.w0.to(task.dtype)
+
+
+def _outcome(progress: RunState, records: list[RoundRecord]) -> Iterator[tuple[str, Tensor]]:
+    yield "the model", progress.w
+    for record in records:
+        yield "the training loss", torch.tensor(record.train_loss)
+        yield "the test loss", torch.tensor(record.test_loss)
+    for name, value in progress.server.items():
+        yield f"the server's {name}", value
+    for memory in (progress.slots, progress.clients):
+        for name, value in memory.export()[1].items():
+            yield f"the memory {name}", value
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference, over the largest number where that is above 1; NaN where one is NaN alone."""
+    if a.shape != b.shape:
+        return float("inf")
+    a, b = (torch.as_tensor(x).detach().double().cpu().reshape(-1) for x in (a, b))
+    equal = (a == b) | (a.isnan() & b.isnan())
+    off = torch.where(equal, 0.0, (a - b).abs())
+    finite = a[a.isfinite()].abs()
+    return float(off.max() / max(1.0, float(finite.max()) if len(finite) else 1.0)) if len(off) else 0.0
+
+
+def _key(engine: Engine, setting: Setting, method: Method) -> object:
+    """Return what a comparison depends on: code, simple attributes and shapes."""
+    config, task = setting.config, setting.task
+    parts = tuple((name, *_code(part)) for name, part in task.module.named_modules())
+    shapes = tuple((name, tuple(p.shape), p.requires_grad) for name, p in task.module.named_parameters())
+    samples = (tuple(task.x.shape[1:]), str(task.x.dtype), task.classes)
+    about = (config.precision, str(setting.w0.device), config.weighting, config.batch_size)
+    policies = bool(config.faults or config.screen or config.privacy or config.rule != "mean")
+    code = (type(method), _source(type(method)), repr(method.hyper()), parts)
+    return (engine.name, code, shapes, samples, about, policies, setting.federation.population)
+
+
+def _code(part: nn.Module) -> tuple[Any, ...]:
+    simple = {k: v for k, v in vars(part).items() if isinstance(v, bool | int | float | str) and k != "training"}
+    return type(part), _source(type(part)), repr(sorted(simple.items()))
+
+
+def _source(kind: type) -> str:
+    """Return the code of a class; in a notebook a class of the same name may have been written again."""
+    if kind.__module__.startswith(("torch.", "feddpc.")):
+        return ""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return str(id(kind))
+
+
+def _short(error: BaseException) -> str:
+    """Return the first line of an error, cut to what fits a message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

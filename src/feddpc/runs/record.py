@@ -1,0 +1,316 @@
+"""The run folder: configuration, one line a round, summary, environment, checkpoint. Nothing is ever half written."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from feddpc import methods
+from feddpc._version import __version__
+from feddpc.config import MAY_CHANGE, Config, read_toml, write_toml
+from feddpc.errors import BadInputError, FolderInUseError, RunFolderError, unusable
+from feddpc.round.round import RoundRecord
+from feddpc.runs.append_log import AppendLog, LogMark
+from feddpc.storage import explain_os_errors, make_folder, replace_text
+
+FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
+#: The file of records, a line a round.
+ROUNDS = "rounds.jsonl"
+#: What a record has besides where samples were held out.
+VALIDATION = ("validation_accuracy", "validation_loss")
+#: What a method found out before round 1; a resumed run reads it instead of computing it again.
+LEARNED = "learned.safetensors"
+#: Where the folder of a federation says how many samples there were, ``.json``.
+COUNTED = "federation"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as its folder tells it."""
+
+    folder: Path
+    config: Config
+    records: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    environment: dict[str, Any]
+    privacy: dict[str, Any] = field(default_factory=dict)  #: what left the clients beside their updates
+    holdings: dict[str, Any] = field(default_factory=dict)  #: samples by client and class, and the classes' names
+
+
+class RunFolder:
+    """The folder of one run, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint"
+        self._lock: IO[bytes] | None = None
+        self._lines: dict[str, AppendLog] = {}
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """Make a folder for a new run; one that already holds anything is left alone. It is a run from `begin` on."""
+        if not is_blank(path):
+            if is_run(path):
+                raise RunFolderError(
+                    f"{path} already holds a run: add --resume to continue it, or choose another --out"
+                )
+            raise RunFolderError(f"{path} exists and holds something that is no run: choose another --out")
+        make_folder(path)
+        run = cls.reopen(path)
+        if is_run(path):  # since it was looked at
+            run.close()
+            raise FolderInUseError(f"{path} was taken by another process just now: choose another --out")
+        return run
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """Hold a folder that is there, so that nobody else changes it."""
+        run = cls(path)
+        run._acquire()
+        return run
+
+    def begin(self, config: Config) -> None:
+        """Make the folder that of a run, which can be resumed: all that round 1 needs is there."""
+        self.amend(config)
+        self.go_on(LogMark())
+
+    def go_on(self, mark: LogMark, beside: Mapping[str, LogMark] | None = None) -> None:
+        """Go on behind ``mark`` in the records, and in files ``beside`` them; what follows will be computed again."""
+        for name, end in {ROUNDS: mark, **(beside or {})}.items():
+            self._lines[name] = AppendLog(self.path / name, end)
+
+    def lines(self, name: str) -> AppendLog:
+        """Return a file of lines where the checkpoint left it, a new one if that knows of none."""
+        if name not in self._lines:
+            self._lines[name] = AppendLog(self.path / name, LogMark())
+        return self._lines[name]
+
+    @property
+    def records(self) -> AppendLog:
+        """The rounds."""
+        return self._lines[ROUNDS]
+
+    def append(self, record: RoundRecord) -> None:
+        """Add a round."""
+        self.records.append(line(record))
+
+    def amend(self, config: Config) -> None:
+        """Note what changed when a run was resumed: more rounds, another place for memories."""
+        replace_text(self.path / "config.toml", write_toml(config.asdict()))
+
+    def note(self, name: str, value: dict[str, Any], *, indent: int | None = 1) -> None:
+        """Write a small file ``NAME.json`` beside the records."""
+        replace_text(self.path / f"{name}.json", json.dumps(value, indent=indent) + "\n")
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary."""
+        replace_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for handle in (*self._lines.values(), self._lock):
+            if handle is not None:
+                handle.close()
+        self._lines, self._lock = {}, None
+
+    def _acquire(self) -> None:
+        with explain_os_errors(self.path):
+            self._lock = (self.path / ".lock").open("wb")
+        try:
+            import fcntl
+
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            return
+        except OSError as error:
+            self._lock.close()
+            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+                raise unusable(self.path, error.errno, f"it cannot be locked: {error.strerror}") from error
+            raise FolderInUseError(
+                f"{self.path} is in use by another process: wait for it, or choose another --out"
+            ) from None
+
+
+def line(record: RoundRecord) -> bytes:
+    """Return the JSON line of a round; a number that is not finite is written as null."""
+    values = {name: getattr(record, name) for name in FIELDS}
+    if record.validation is not None:
+        values |= dict(zip(VALIDATION, record.validation, strict=True))
+    if record.faults:
+        values["faults"] = record.faults
+    values |= record.notes
+    return (json.dumps({k: _plain(v) for k, v in values.items()}) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_records(path: Path, size: int | None = None, damage: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return the rounds of a ``rounds.jsonl`` (its first ``size`` bytes); a torn last line is left out.
+
+    A line that makes no sense is an error; with ``damage`` it is said there, and the rounds before it are returned.
+    """
+    try:
+        data = path.read_bytes()[:size]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}") from None
+    records = []
+    for number, text in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(text)
+            if not isinstance(record, dict) or record.get("round") != number:
+                raise ValueError("it is not the record of that round")
+        except (ValueError, RecursionError) as error:
+            if damage is None:
+                raise RunFolderError(f"{path}, line {number}: {error}") from None
+            damage.append(f"{path}, line {number}: {error}; the rounds from there on are left out")
+            break
+        records.append(record)
+    return records
+
+
+def is_run(path: Path) -> bool:
+    """Say whether ``path`` is the folder of a run."""
+    return (path / "config.toml").is_file()
+
+
+def is_blank(path: Path) -> bool:
+    """Say whether a run may begin in ``path``: nothing is there, or only what a run killed at its very start left."""
+    whole = ("environment.json", "privacy.json", "holdings.json", f"{COUNTED}.json", LEARNED)
+    parts = {f".{name}.part" for name in (*whole, "config.toml", "compare.json")}
+    with explain_os_errors(path):
+        return not path.exists() or (path.is_dir() and all(p.name in {".lock", *whole, *parts} for p in path.iterdir()))
+
+
+def load_config(path: Path) -> Config:
+    """Read the configuration of a run folder."""
+    if not is_run(path):
+        raise RunFolderError(f"{path} is no run folder: it has no config.toml")
+    try:
+        return _filled(Config.read(read_toml(path / "config.toml")))
+    except BadInputError as error:
+        raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
+
+
+def _filled(config: Config) -> Config:
+    """Add hyper-parameters that the method did not have yet when the run was made, with what it did then."""
+    if config.method not in methods.names():
+        return config
+    hyper = {**methods.get(config.method).absent, **config.hyper}
+    return dataclasses.replace(config, hyper=hyper) if config.hyper else config
+
+
+def config_digest(config: Config) -> str:
+    """Return a hash of what a resumed run must not change; values that are the usual ones are left out.
+
+    So a key that a later version adds changes nothing.
+    """
+    usual = Config().asdict()
+    values = {k: v for k, v in config.asdict().items() if k not in MAY_CHANGE and (k not in usual or v != usual[k])}
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def load(path: Path, damage: list[str] | None = None) -> StoredRun:
+    """Read a run folder, finished or not.
+
+    With ``damage`` what cannot be read is said there and left out; only the configuration must be whole.
+    """
+    config = load_config(path)
+    records = read_records(path / ROUNDS, damage=damage)
+    names = ("summary", "environment", "privacy", "holdings")
+    summary, *known = (read_json(path / f"{name}.json", damage) for name in names)
+    return StoredRun(path, config, records, summary or None, *known)
+
+
+def read_json(path: Path, damage: list[str] | None = None) -> dict[str, Any]:
+    """Read a JSON file that holds a table; an absent one is empty, and so is a broken one if ``damage`` says so."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("it holds no table")
+    except (OSError, ValueError, RecursionError) as error:
+        if damage is None:
+            raise RunFolderError(f"{path} cannot be read: {error}") from None
+        damage.append(f"{path} cannot be read: {error}")
+        return {}
+    return value
+
+
+def summarize(config: Config, records: Sequence[dict[str, Any]], status: str, reason: str | None) -> dict[str, Any]:
+    """Return the summary of a run; accuracies are shares from 0 to 1."""
+    scored = [r for r in records if r["test_accuracy"] is not None]
+    best = max(scored, key=lambda r: r["test_accuracy"], default=None)
+    last = [r["test_accuracy"] for r in scored[-10:]]
+    return {
+        "status": status,
+        "reason": reason,
+        "method": config.method,
+        "hyper": config.hyper,
+        "seed": config.seed,
+        "rounds": len(records),
+        "best_accuracy": best and best["test_accuracy"],
+        "best_round": best and best["round"],
+        "final_accuracy": last[-1] if last else None,
+        "last10_accuracy": float(np.mean(last)) if last else None,
+        "seconds_per_round": seconds_per_round(records),
+        **_validated(scored),
+        **({"epsilon": records[-1]["epsilon"]} if config.privacy and records else {}),
+    }
+
+
+def seconds_per_round(records: Sequence[dict[str, Any]]) -> float | None:
+    """Return the mean seconds of a round, but for the first, in which everything is made ready, if there are more."""
+    seconds = [r["seconds"] for r in records[1:] or records]
+    return float(np.mean(seconds)) if seconds else None
+
+
+def _validated(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the round that held-out samples choose, and the test accuracy there; nothing if there are none."""
+    judged = [r for r in scored if r.get("validation_accuracy") is not None]
+    if not judged:
+        return {}
+    chosen = max(judged, key=lambda r: r["validation_accuracy"])
+    return {
+        "validation_accuracy": chosen["validation_accuracy"],
+        "validation_round": chosen["round"],
+        "validated_accuracy": chosen["test_accuracy"],
+    }
+
+
+def environment(
+    engine: str, timings: dict[str, float], device: str, fingerprint: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Describe the machine and the versions a run was made with, and what it was made from."""
+    return {
+        "feddpc": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "engine": engine,
+        "engine_seconds": timings,
+        "command": sys.argv,
+        "fingerprint": fingerprint or {},
+    }

@@ -1,0 +1,178 @@
+"""A run made again from its folder: what must be as it was, what differs, and how alike the records came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from feddpc import models
+from feddpc.config import Config
+from feddpc.data import names
+from feddpc.errors import BadInputError, RunFolderError
+from feddpc.experiment import Setting
+from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records
+
+#: What of the surroundings may change a result, if only its last digits.
+SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "threads")
+#: The version that did not note what its configuration was.
+WITHOUT_DIGEST = "0.1.0"
+#: Fingerprints without which nothing of a run can come out again.
+WORLD = ("data", "all data", "partition")
+#: Options that belong to a choice, and go with it.
+OPTIONS_OF = {
+    "method": "hyper",
+    "model": "model_options",
+    "partition": "partition_options",
+    "participation": "participation_options",
+    "rule": "rule_options",
+}
+
+
+@dataclass(frozen=True)
+class RerunReport:
+    """How a run that was made again compares with the first one."""
+
+    like: str  #: the folder of the first one
+    changed: list[str]  #: settings that were asked for otherwise
+    differs: list[str]  #: what else is not as it was: versions, machine, what the settings name
+    rounds: int  #: rounds that both have
+    identical: bool  #: in these rounds every number is the same to the last bit, but for the seconds
+    tolerance: float | None  #: else the largest difference, over max(1, size); None where something is no number,
+    #: 0 where one of them only notes more than the other
+    where: str = ""  #: the key and the round of that difference
+
+    def __str__(self) -> str:
+        if not self.rounds:
+            return f"{self.like} has no records to compare with"
+        rounds = f"the {self.rounds} rounds that both have"
+        if self.identical:
+            return f"records bit-identical to those of {self.like} in {rounds}"
+        if self.tolerance == 0:
+            return f"records equal those of {self.like} in {rounds}, in everything that both note"
+        if self.tolerance is None:
+            return f"records differ from those of {self.like}: {self.where}"
+        return f"records equal those of {self.like} to {self.tolerance:.1e} in {rounds}; most in {self.where}"
+
+    def asdict(self) -> dict[str, Any]:
+        """Return names and values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RerunPlan:
+    """The run in ``folder`` to be made again, with ``changed`` settings if any; ``tell`` hears what else differs."""
+
+    folder: Path
+    config: Config
+    environment: dict[str, Any]
+    changed: list[str]
+    tell: Callable[[str], None]
+    differs: list[str] = field(default_factory=list)
+
+    @classmethod
+    def plan(cls, folder: Path, given: Mapping[str, Any], tell: Callable[[str], None]) -> RerunPlan:
+        """Read a run folder, and put what is ``given`` in the place of what its configuration says."""
+        stored, about = load_config(folder), _environment(folder)
+        if stored.engine == "flower":
+            raise BadInputError(f"{folder} is of a federation over Flower: its clients' data are not here")
+        digest = about["fingerprint"].get("configuration")
+        if digest != config_digest(stored) and not (digest is None and about.get("feddpc") == WITHOUT_DIGEST):
+            raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
+        values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
+        base = Config.read(values)
+        for key, options in OPTIONS_OF.items():
+            if given.get(key, values[key]) != values[key]:
+                values[options] = {}
+        if given.get("method", stored.method) != stored.method:
+            values.pop("reserve", None)  # each method needs its own
+        if given.get("alpha", stored.alpha) != stored.alpha:
+            values["partition_options"] = {k: v for k, v in values["partition_options"].items() if k != "alpha"}
+        for key, value in given.items():
+            both = isinstance(value, dict) and isinstance(values.get(key), dict)
+            values[key] = {**values[key], **value} if both else value
+        config = Config.read(values)
+        changed = base.differences(given)
+        changed += [f"{k} = 'auto', was {getattr(base, k)!r}" for k, v in given.items() if v == "auto"]
+        return cls(folder, config, about, changed, tell)
+
+    def refuse_missing(self, *, data: bool, model: bool, partition: bool) -> None:
+        """Raise if the run was made of things that its folder only names, and that are not given here."""
+        config, elsewhere = self.config, "give it to feddpc.rerun in Python, or choose another here"
+        if not data and config.data not in names() and not Path(config.data).expanduser().exists():
+            raise BadInputError(f"{self.folder} was made with the data {config.data!r}, not found here: {elsewhere}")
+        if not model and config.model not in models.names():
+            raise BadInputError(f"{self.folder} was made with a module of its maker's, {config.model}: {elsewhere}")
+        if not partition and config.partition == "given":
+            raise BadInputError(f"{self.folder} was made with index lists, which it does not hold: {elsewhere}")
+
+    def examine(self, setting: Setting) -> None:
+        """Compare versions, machine and what the settings name with those of the first run.
+
+        Other data or another partition are an error, unless settings were changed: then no more than the rest of it.
+        """
+        before, print_before = self.environment, self.environment["fingerprint"]
+        now, print_now = environment(self.config.engine, {}, setting.config.device), setting.fingerprint()
+        other = [part for part in print_now if part in print_before and print_before[part] != print_now[part]]
+        if not self.changed and (wrong := [part for part in WORLD if part in other]):
+            raise RunFolderError(
+                f"other {' and '.join(wrong)} than {self.folder} was made with, by their fingerprints: restore them, "
+                f"or run its settings on what is here with --config {self.folder / 'config.toml'}"
+            )
+        self.differs.extend(f"other {part}" for part in other)
+        self.differs.extend(
+            f"{key} {now[key]}, was {before.get(key, 'not said')}"
+            for key in SURROUNDINGS
+            if now[key] != before.get(key)
+        )
+        if self.changed or self.differs:
+            told = {"no longer like": self.changed, "not as it was for": self.differs}
+            self.tell("; ".join(f"{how} {self.folder}: {', '.join(what)}" for how, what in told.items() if what))
+
+    def compare(self, records: Sequence[dict[str, Any]]) -> RerunReport:
+        """Say how alike ``records`` are to the first ones."""
+        damage: list[str] = []
+        first = read_records(self.folder / "rounds.jsonl", damage=damage)
+        for text in damage:
+            self.tell(text)
+        pairs = list(zip(first, records, strict=False))
+        identical = all(_text(a) == _text(b) for a, b in pairs)
+        tolerance, where = (0.0, "") if identical else _largest(pairs)
+        return RerunReport(str(self.folder), self.changed, self.differs, len(pairs), identical, tolerance, where)
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    path = folder / "environment.json"
+    remedy = f"restore it, or run the settings alone with --config {folder / 'config.toml'}"
+    if not path.is_file():
+        raise RunFolderError(f"{path} is missing, and with it what the run was made with: {remedy}")
+    try:
+        found = read_json(path)
+    except RunFolderError as error:
+        raise RunFolderError(f"{error}; {remedy}") from None
+    if not isinstance(found.get("fingerprint"), dict) or not isinstance(found.get("threads"), int):
+        raise RunFolderError(f"{path} does not say what the run was made with: {remedy}")
+    return found
+
+
+def _text(record: dict[str, Any]) -> str:
+    return json.dumps({k: v for k, v in record.items() if k != "seconds"}, sort_keys=True)
+
+
+def _largest(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[float | None, str]:
+    """Return the largest difference of two numbers, and where; None where it is not one of numbers."""
+    largest, where = 0.0, ""
+    for one, other in pairs:
+        for key in sorted({*one, *other} - {"seconds"}):
+            if key not in one or key not in other:
+                continue  # one version notes more than the other
+            a, b, here = one[key], other[key], f"{key} of round {one['round']}"
+            if a == b:
+                continue
+            if not isinstance(a, int | float) or not isinstance(b, int | float):
+                return None, here
+            if (gap := abs(a - b) / max(1.0, abs(a), abs(b))) >= largest:
+                largest, where = gap, here
+    return largest, where

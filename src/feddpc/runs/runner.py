@@ -1,0 +1,304 @@
+"""Running one method in one setting, from round 1 or from where it was, with records and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from feddpc.config import MAY_CHANGE, Config
+from feddpc.errors import RunFolderError
+from feddpc.experiment import Setting, make_method
+from feddpc.method_setup import apply_method
+from feddpc.methods.base import Method, State
+from feddpc.privacy.mechanism import check
+from feddpc.round.federation import RunState
+from feddpc.round.placement import Placement, resolve
+from feddpc.round.round import RoundRecord, run_round
+from feddpc.runs import checkpoint
+from feddpc.runs.append_log import LogMark
+from feddpc.runs.engine_choice import CHOSEN, choose_engine
+from feddpc.runs.record import (
+    LEARNED,
+    RunFolder,
+    config_digest,
+    environment,
+    is_run,
+    line,
+    load_config,
+    read_json,
+    read_records,
+    summarize,
+)
+from feddpc.runs.tracking import Track, Tracking
+
+OnRound = Callable[[dict[str, Any]], None]
+
+#: Tables of a configuration that are no longer asked for when they are empty.
+ABSENT = ("privacy", "screen", "faults")
+#: Seconds between checkpoints, unless asked otherwise.
+CHECKPOINT_SECONDS = 5.0
+
+
+class Stop:
+    """A wish to stop after the present round."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    @contextmanager
+    def on_interrupt(self) -> Iterator[None]:
+        """Turn the first Ctrl-C (or SIGTERM) of a program of our own into a wish; the second one interrupts at once."""
+        with self._handling(signal.SIGINT, signal.SIGTERM):
+            yield
+
+    @contextmanager
+    def on_callers_interrupt(self) -> Iterator[None]:
+        """Turn the first Ctrl-C in somebody else's program into a wish, and say so; the second one interrupts at once.
+
+        SIGTERM is the caller's, and so is Ctrl-C if the caller has a handler for it.
+        """
+        own = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        with nullcontext() if own else self._handling(signal.SIGINT, tell=True):
+            yield
+
+    @contextmanager
+    def _handling(self, *numbers: signal.Signals, tell: bool = False) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def wish(_number: int, _frame: FrameType | None) -> None:
+            if self.wanted:
+                raise KeyboardInterrupt
+            self.wanted = True
+            if tell:
+                with suppress(RuntimeError, OSError):  # the signal may have come in the middle of another print
+                    print("stopping after this round; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
+
+        before = {number: signal.signal(number, wish) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended: how, what it recorded, and the last model."""
+
+    config: Config
+    status: str  #: finished, diverged or interrupted
+    reason: str | None
+    records: list[dict[str, Any]]
+    summary: dict[str, Any]
+    w: Tensor
+    folder: Path | None
+    setting: Setting  #: what it ran on
+
+
+def execute(
+    setting: Setting,
+    *,
+    method: Method | None = None,
+    engine: str | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    stop: Stop | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    lean: bool = False,
+    track: Track = (),
+    examine: Callable[[Setting], None] | None = None,
+) -> Outcome:
+    """Run ``setting.config`` to its last round and return what came out.
+
+    With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
+    with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
+    A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
+    ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
+    method made of the setting, and may raise, before anything is written.
+    """
+    stop = stop or Stop()
+    tracking = Tracking.of(track, out, resume)
+    if method is None:
+        method, config = make_method(setting.config)
+    else:
+        config = dataclasses.replace(setting.config, method=method.name, hyper=method.hyper())
+    if setting.federation.privacy is not None:
+        check(method)
+    resume = resume and out is not None and is_run(out)
+    stored = load_config(out) if resume and out is not None else Config()
+    setting = apply_method(setting, method, _learned(out) if resume and out is not None else None)
+    if examine is not None:
+        examine(setting)
+    wanted = engine or (stored.engine if config.engine in CHOSEN and resume else config.engine)
+    machine, timings = choose_engine(wanted, setting, method)
+    kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
+    kind = resolve(kind, method, setting.w0, setting.federation.population)
+    config = dataclasses.replace(config, engine=machine.name, client_memory=kind)
+    placement = Placement(kind, out / "checkpoint" if out is not None else None)
+    progress = RunState.begin(method, setting.w0, setting.federation.population, placement)
+    folder: RunFolder | None = None
+    records: list[dict[str, Any]] = []
+    ended: tuple[str, str | None] | None = None
+    if out is not None and resume:
+        folder, records, ended = reopen(out, config, progress, setting.fingerprint())
+    elif out is not None:
+        about = environment(machine.name, timings, config.device, fingerprint(setting.fingerprint(), config))
+        folder = _begin(out, config, setting, method, about, lean)
+    keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
+    summary: dict[str, Any] | None = None
+    try:
+        if out is not None:
+            tracking.begin(config, out, records)
+        while ended is None:
+            record = run_round(setting.federation, method, machine, progress)
+            records.append(json.loads(line(record)))
+            ended = _why(record, config, stop)
+            keeper.keep(record, ended)
+            tracking.round(records[-1])
+            if on_round is not None:
+                on_round(records[-1])
+        status, reason = ended
+        summary = summarize(config, records, status, reason) | {"costs": progress.meter.summary()}
+        if folder is not None:
+            if not lean:
+                checkpoint.save_model(folder.path / "model.safetensors", setting.flat.state_dict(progress.w))
+            folder.finish(summary)
+            if lean and status != "interrupted":
+                shutil.rmtree(folder.checkpoint, ignore_errors=True)
+    finally:
+        tracking.end(summary)
+        if folder is not None:
+            folder.close()
+        with suppress(RuntimeError) if summary is None else nullcontext():  # a device that failed fails here again
+            machine.release()
+    return Outcome(config, status, reason, records, summary, progress.w, out, setting)
+
+
+def _begin(out: Path, config: Config, setting: Setting, method: Method, about: dict[str, Any], lean: bool) -> RunFolder:
+    """Make the folder of a run; its configuration comes last, so that a run that can be resumed lacks nothing."""
+    folder = RunFolder.create(out)
+    try:
+        folder.note("environment", about)
+        folder.note("privacy", setting.privacy(method))
+        if not lean:
+            folder.note("holdings", setting.holdings(), indent=None)
+        if setting.learned:
+            checkpoint.save_model(out / LEARNED, setting.learned)
+        folder.begin(config)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def fingerprint(world: dict[str, str], config: Config) -> dict[str, str]:
+    """Return what tells whether a run is resumed as it was begun."""
+    return world | {"configuration": config_digest(config)}
+
+
+def _learned(out: Path) -> State | None:
+    """Return what the method had found out before round 1, if it got so far."""
+    return checkpoint.load_model(out / LEARNED) if (out / LEARNED).exists() else None
+
+
+class _Keeper:
+    """Writes every round down, and a checkpoint now and then; without a folder it does nothing."""
+
+    def __init__(self, folder: RunFolder | None, progress: RunState, seconds: float, lean: bool) -> None:
+        self.folder, self.progress, self.seconds, self.lean = folder, progress, seconds, lean
+        self.due = time.monotonic() + seconds
+
+    def keep(self, record: RoundRecord, ended: tuple[str, str | None] | None) -> None:
+        """Record a round, and how the run ended if it was the last."""
+        if self.folder is None:
+            return
+        self.folder.append(record)
+        began = time.monotonic()
+        if ended is None and began < self.due:
+            return
+        if ended is not None and self.lean and ended[0] != "interrupted":
+            return  # the checkpoints are about to go
+        self.folder.records.sync()  # they must be on the disk before a checkpoint says so
+        checkpoint.save(self.folder.checkpoint, self.progress, self.folder.records.mark, record.diverged)
+        # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
+        took, share = time.monotonic() - began, 100 if self.lean else 20
+        self.due = time.monotonic() + max(self.seconds, share * took if self.seconds else 0.0)
+
+
+def _why(record: RoundRecord, config: Config, stop: Stop) -> tuple[str, str | None] | None:
+    if record.diverged:
+        return "diverged", f"round {record.round}: {record.diverged}"
+    if record.round >= config.rounds:
+        return "finished", None
+    if stop.wanted:
+        return "interrupted", f"stopped after round {record.round} of {config.rounds}"
+    return None
+
+
+def reopen(
+    out: Path, config: Config, progress: RunState, world: dict[str, str]
+) -> tuple[RunFolder, list[dict[str, Any]], tuple[str, str | None] | None]:
+    """Open a run folder at its last checkpoint, move ``progress`` there, and say how the run had ended, if it had."""
+    folder = RunFolder.reopen(out)
+    try:
+        stored = load_config(out)
+        _refuse_changes(out, stored, config, fingerprint(world, stored))
+        saved = checkpoint.load(out / "checkpoint")
+        if saved is None and (out / "summary.json").exists():
+            raise RunFolderError(
+                f"the checkpoint of {out} is missing, though the run got to an end: restore {out / 'checkpoint'}, or "
+                "remove summary.json and rounds.jsonl to compute all rounds again"
+            )
+        mark, beside = (saved.records, saved.beside) if saved else (LogMark(), {})
+        if saved is not None:
+            checkpoint.restore(saved, progress)
+        folder.go_on(mark, beside)
+        records = read_records(out / "rounds.jsonl", mark.size)
+        if len(records) != progress.round:
+            raise RunFolderError(
+                f"{out}: {len(records)} rounds are recorded, the checkpoint is of round {progress.round}"
+            )
+        if config.rounds < progress.round:
+            raise RunFolderError(
+                f"rounds = {config.rounds}, but {out} is past round {progress.round}: ask for at least that"
+            )
+        if any(getattr(config, key) != getattr(stored, key) for key in MAY_CHANGE):
+            folder.amend(dataclasses.replace(stored, **{key: getattr(config, key) for key in MAY_CHANGE}))
+    except BaseException:
+        folder.close()
+        raise
+    if saved is not None and saved.diverged:
+        return folder, records, ("diverged", f"round {saved.round}: {saved.diverged}")
+    return folder, records, ("finished", None) if len(records) >= config.rounds else None
+
+
+def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, str]) -> None:
+    """Raise if a run folder was made with something else than what is to be continued."""
+    different = stored.differences({k: v for k, v in config.asdict().items() if k not in MAY_CHANGE})
+    different += [f"without {key}" for key in ABSENT if getattr(stored, key) and not getattr(config, key)]
+    if not (out / "environment.json").exists():
+        raise RunFolderError(
+            f"{out / 'environment.json'} is missing, which says what the run was made with: restore it"
+        )
+    before = read_json(out / "environment.json").get("fingerprint", {})
+    different += [f"other {part}" for part in before if before[part] != now.get(part)]
+    if different:
+        raise RunFolderError(
+            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
+        )

@@ -1,0 +1,132 @@
+"""Workers on a Ray cluster: other machines, other GPUs. Needs the extra ``ray``, and feddpc on every machine.
+
+Where a machine sees the folder of the sweep, it writes there and a run survives its worker up to the last checkpoint.
+Elsewhere it sends finished runs home.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from feddpc.errors import BadInputError
+from feddpc.runs.runner import Stop
+from feddpc.study.batch import Batch, Ran, run_batch
+from feddpc.study.workers import Crew, Returned, Tick, Workers
+
+
+@dataclass(frozen=True)
+class RayWorkers(Workers):
+    """Workers of the cluster at ``address``: ``auto`` finds the one that runs here, ``local`` starts one for the sweep.
+
+    Every batch gets ``cpus`` processors and ``gpus`` GPUs (0.25 lets four share one); without GPUs it runs on the CPU.
+    """
+
+    address: str = "auto"
+    cpus: float = field(default=1.0, kw_only=True)
+    gpus: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("cpus", self.cpus), ("gpus", self.gpus)):
+            if not 0 <= value < float("inf"):
+                raise BadInputError(f"{name} = {value!r}: must be a number of at least 0")
+        if self.cpus == self.gpus == 0:
+            raise BadInputError("cpus = gpus = 0: a worker needs one of them")
+
+    def ready(self, stop: Stop) -> Crew:
+        """Connect to the cluster."""
+        try:
+            import ray
+        except ImportError:
+            raise BadInputError("workers on Ray need ray: pip install 'feddpc[ray]'") from None
+        began = not ray.is_initialized()
+        if began:
+            self._connect(ray)
+        share = {name: value for name, value in (("CPU", self.cpus), ("GPU", self.gpus)) if value}
+        there = ray.cluster_resources()
+        for name, value in share.items():
+            if there.get(name, 0.0) < value:
+                if began:
+                    ray.shutdown()
+                raise BadInputError(
+                    f"a run needs {value:g} {name}, but the cluster has {there.get(name, 0.0):g}: ask for less, or "
+                    "start Ray with more"
+                )
+        return _Cluster(ray, share, began)
+
+    def _connect(self, ray: Any) -> None:
+        address = None if self.address == "local" else self.address
+        try:
+            _answers(self.address)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of what Ray will do otherwise one day
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise BadInputError(
+                f"there is no Ray cluster at {self.address!r} ({str(error).splitlines()[0]}): start one with "
+                "`ray start --head`, or give `local` to start one for this sweep"
+            ) from None
+
+
+class _Cluster(Crew):
+    def __init__(self, ray: Any, share: dict[str, float], began: bool) -> None:
+        self.ray, self.share, self.began = ray, share, began
+        needs = {"num_cpus": share.get("CPU", 0.0), "num_gpus": share.get("GPU", 0.0)}
+        # A dead worker is our affair: another one goes on from the checkpoint.
+        self.remote = ray.remote(**needs, max_retries=0)(_on_ray)
+        self.out: dict[Any, Batch] = {}
+
+    @property
+    def size(self) -> int:
+        """As many as the cluster has room for now; machines may come and go."""
+        there = self.ray.cluster_resources()
+        return max(1, min(int(there.get(name, 0.0) / value + 1e-9) for name, value in self.share.items()))
+
+    def start(self, batch: Batch) -> None:
+        self.out[self.remote.remote(batch)] = batch
+
+    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
+        tick()
+        done, _ = self.ray.wait(list(self.out), timeout=seconds)
+        return [self._returned(reference) for reference in done]
+
+    def stop(self) -> None:
+        for reference in self.out:
+            self.ray.cancel(reference, force=True)
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        if self.began:
+            self.ray.shutdown()
+
+    def _returned(self, reference: Any) -> Returned:
+        batch = self.out.pop(reference)
+        try:
+            return Returned(batch, self.ray.get(reference))
+        except self.ray.exceptions.TaskCancelledError:
+            return Returned(batch, [Ran(key, "interrupted") for key in batch.keys])
+        except self.ray.exceptions.RayError as error:
+            return Returned(batch, [], f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _answers(address: str) -> None:
+    """Raise if nobody answers at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=5).close()
+
+
+def _on_ray(batch: Batch) -> list[Ran]:
+    """Run a batch in a process of the cluster, which may be used again for the next one."""
+    import torch
+
+    torch.set_num_threads(1)
+    if batch.home.is_dir():
+        os.chdir(batch.home)
+    ran, here = run_batch(batch), f" (on {socket.gethostname()})"
+    return [r._replace(message=r.message + here) if r.state == "failed" else r for r in ran]

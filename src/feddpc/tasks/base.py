@@ -1,0 +1,163 @@
+"""The learning task of one client: loss, gradient and full gradient as functions of one parameter vector."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from feddpc.errors import BadInputError
+
+Objective = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def forked(device: torch.device, seed: int | None = None) -> Iterator[torch.Generator]:
+    """Lend the global generator of ``device``, seeded if asked, and put its state back afterwards."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        generator = torch.default_generator
+        if cuda:
+            index: int | None = device.index  # None means the current one
+            generator = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+        if seed is not None:
+            generator.manual_seed(seed)
+        yield generator
+
+
+class Rows(NamedTuple):
+    """Which samples make a batch: indices, a mask where some are padding, and what augmentation drew for them."""
+
+    samples: Tensor
+    mask: Tensor | None = None
+    draws: Tensor | None = None
+
+
+class Batch(NamedTuple):
+    """Samples of one batch: inputs, targets, and a mask where some are padding."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Average one value a sample over the samples that are no padding."""
+        if self.mask is None:
+            return values.mean()
+        return (values * self.mask).sum() / self.mask.sum().clamp(min=1)
+
+
+def by_autograd(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient by plain autograd: what the reference engine uses."""
+    leaf = y.detach().requires_grad_(True)
+    with torch.enable_grad():
+        value = objective(leaf)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return value.detach(), gradient
+
+
+def by_transform(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient by function transform: what works under ``vmap``."""
+    gradient, value = torch.func.grad_and_value(objective)(y)
+    return value, gradient
+
+
+@dataclass
+class Tally:
+    """Counts the work of clients; an engine that runs several at once says how many in ``clients``."""
+
+    gradients: int = 0
+    passes: int = 0
+    clients: int = 1
+
+    def add(self, gradients: int = 0, passes: int = 0) -> None:
+        """Count."""
+        self.gradients += gradients * self.clients
+        self.passes += passes * self.clients
+
+    def put_back(self, was: Tally) -> None:
+        """Forget what was counted since ``was``, a copy."""
+        self.gradients, self.passes, self.clients = was.gradients, was.passes, was.clients
+
+
+class Task(ABC):
+    """What a method may ask of one client's learning problem; parameters are always one vector ``[d]``."""
+
+    d: int
+    tally: Tally
+    traces: dict[Any, dict[Any, Any]]  #: what engines have traced of it and its twins, which compute the same
+    device: torch.device = torch.device("cpu")
+    stochastic: bool = False
+    differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
+
+    def __init__(self) -> None:
+        self.tally, self.traces = Tally(), {}
+
+    def value_and_grad(self, objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return value and gradient of ``objective`` at ``y``."""
+        self.tally.add(gradients=1)
+        return self.differentiate(objective, y)
+
+    @abstractmethod
+    def fetch(self, rows: Rows) -> Batch:
+        """Return the samples that ``rows`` names, scaled and augmented."""
+
+    @abstractmethod
+    def loss(self, y: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss of ``batch`` at parameters ``y``."""
+
+    def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
+        """Return what a part of the network, such as ``features``, makes of ``args`` at parameters ``y``."""
+        raise BadInputError(f"{type(self).__name__} has no network, so there is no {name}: choose another method")
+
+    def mask(self, prefix: str) -> Tensor:
+        """Return a vector that is 1 at the parameters whose names start with ``prefix``."""
+        raise BadInputError(f"{type(self).__name__} has no network, so there is no {prefix}: choose another method")
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Return samples as the network wants them; ``x`` has the values of the data set, averages of them included."""
+        return x
+
+    def full_gradient(self, y: Tensor, data: Iterable[Rows]) -> Tensor:
+        """Return the gradient at ``y`` of the mean loss over all samples of ``data``."""
+        total, seen = torch.zeros_like(y), y.new_zeros(())
+        for rows in data:
+            batch = self.fetch(rows)
+            count = y.new_tensor(rows.samples.shape[-1]) if batch.mask is None else batch.mask.sum()
+            _, gradient = self.value_and_grad(lambda at, batch=batch: self.loss(at, batch), y)  # type: ignore[misc]
+            total, seen = total + count * gradient, seen + count
+        return total / seen
+
+    def traces_of(self, *what: object, given: Collection[str] = ()) -> dict[Any, Any]:
+        """Return where traces of something are kept as long as the task has the same tensors, which are part of them.
+
+        But for those that are ``given`` to what was traced.
+        """
+        mine = ((name, value) for name, value in vars(self).items() if name not in given)
+        held = tuple((name, id(value)) for name, value in mine if isinstance(value, Tensor))
+        return self.traces.setdefault((*what, held), {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave traces out of copies, which may be changed, and of files."""
+        return {**vars(self), "traces": {}}
+
+    def twin(self) -> Self:
+        """Return this task for another thread: with counters of its own, and all else that a call changes."""
+        twin = copy.copy(self)
+        twin.tally, twin.traces = Tally(), self.traces
+        return twin
+
+    def transformable(self, *, stacked: bool = True, together: bool = False) -> Self:
+        """Return this task with gradients that work under ``vmap`` and compilers; ``stacked`` for the former.
+
+        With ``together``, images and kernels of convolutions have the channels of a pixel together.
+        """
+        twin = copy.copy(self)
+        twin.differentiate, twin.traces = by_transform, self.traces  # engines tell apart what they make of it
+        return twin

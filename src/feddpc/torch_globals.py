@@ -1,0 +1,50 @@
+"""What a configuration sets for the whole process, and how a process gets back what it had."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from feddpc.config import Config
+
+
+@contextmanager
+def preserve_torch_globals() -> Iterator[None]:
+    """Put back, in the end, what the functions below set."""
+    threads = torch.get_num_threads()
+    convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    repeatable = torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+        torch.backends.cudnn.deterministic = repeatable
+
+
+def set_precision(precision: str) -> None:
+    """Let matrix units round to 10 bits of mantissa only where asked to: by itself, torch does so in convolutions.
+
+    And let sums in convolutions be taken in one order only, so that a run can be made again to the last bit.
+    """
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+
+
+def set_threads(config: Config, d: int) -> Config:
+    """Set torch's threads if the configuration asks for it; by default they are left as they are.
+
+    ``auto`` takes one for small work (parameters times batch): there a second thread gains nothing on an idle machine,
+    and on a busy one every operation waits for it, which was seen to cost a factor of twenty.
+    """
+    if config.threads is None:
+        return config
+    small = d * (config.batch_size or 1) < 1 << 22
+    threads = config.threads if config.threads != "auto" else 1 if small else torch.get_num_threads()
+    torch.set_num_threads(threads)
+    return dataclasses.replace(config, threads=threads)

@@ -1,0 +1,239 @@
+"""Which engine runs an experiment: a rule, not a clock; and code of the user's own is compared with the loop first."""
+
+import dataclasses
+import json
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import feddpc
+from feddpc import methods
+from feddpc.config import Config
+from feddpc.errors import BadInputError
+from feddpc.experiment import prepare
+from feddpc.methods.base import Method
+from feddpc.runs import engine_choice
+from feddpc.runs.engine_choice import choose_engine, rule
+from support import DEVICE, blobs, small_setting, uneven
+
+FEDAVG = methods.create("fedavg")
+SMALL = {"clients": 100, "cohort": 10, "rounds": 3, "device": DEVICE}
+#: What auto takes for small models, and another engine that pads.
+AUTO = "stacked" if DEVICE == "cpu" else "graph"
+
+
+def simulate(**values):
+    return feddpc.simulate(**{**SMALL, "client_lr": 0.1, "method": "fedavg", **values})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlainMean(Method):
+    """FedAvg whose loss is averaged over all rows of a batch, padding included."""
+
+    name = "plainmean"
+
+    def objective(self, task, y, batch, ctx):
+        return F.cross_entropy(task.part(y, "forward", batch.x), batch.y)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedMean(Method):
+    """The same with the mean that leaves padding out."""
+
+    name = "maskedmean"
+
+    def objective(self, task, y, batch, ctx):
+        return batch.mean(F.cross_entropy(task.part(y, "forward", batch.x), batch.y, reduction="none"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Branches(Method):
+    """Clips long gradients with a branch on a tensor."""
+
+    name = "branches"
+
+    def correct(self, g, y, ctx):
+        return g / g.norm() if g.norm() > 1.0 else g
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+class LooksAtValues(Net):
+    def forward(self, x):
+        return super().forward(torch.zeros_like(x) if x.isnan().any() else x)
+
+
+class WritesIntoZeros(Net):
+    def forward(self, x):
+        padded = torch.zeros(len(x), 64, device=x.device)
+        padded[:, :] = x.flatten(1)
+        return self.head(padded)
+
+
+class MixesSamples(Net):
+    """Normalizes over the batch, without buffers: a padded row changes the others."""
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(x - x.mean(0))
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 10)
+
+    def forward(self, x):
+        lengths = torch.full((len(x),), 8)
+        packed = nn.utils.rnn.pack_padded_sequence(x.reshape(-1, 8, 8), lengths, batch_first=True)
+        return self.head(self.rows(packed)[1][0][-1])
+
+
+def test_a_loss_that_counts_padding_is_trained_in_the_loop():
+    """FedAvg written with a plain mean must be FedAvg, whatever the engine."""
+    with pytest.warns(UserWarning, match="'loop'") as told:
+        result = simulate(method=PlainMean())
+    assert len(told) == 1
+    assert "\n" not in str(told[0].message)
+    assert result.config.engine == "loop"
+    reference = simulate(method="fedavg", engine="loop")
+    assert np.array_equal(result.test_loss, reference.test_loss)
+    with pytest.raises(BadInputError, match=r"engine 'stacked'.*batch\.mean"):
+        simulate(method=PlainMean(), engine="stacked")
+
+
+def test_a_loss_that_leaves_padding_out_is_stacked_without_a_word():
+    result = simulate(method=MaskedMean())
+    assert result.config.engine == AUTO
+    reference = simulate(method="fedavg", engine="loop")
+    assert result.test_loss == pytest.approx(reference.test_loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("module", [LooksAtValues, WritesIntoZeros, Packed, MixesSamples])
+def test_models_that_cannot_be_stacked_are_trained_in_the_loop(module):
+    torch.manual_seed(0)
+    net = module()
+    with pytest.warns(UserWarning, match="'loop'"):
+        result = simulate(model=net)
+    assert np.array_equal(result.test_loss, simulate(model=net, engine="loop").test_loss)
+    with pytest.raises(BadInputError, match="engine 'stacked'"):
+        simulate(model=net, engine="stacked")
+
+
+def test_a_method_that_branches_on_a_tensor_is_trained_in_the_loop():
+    with pytest.warns(UserWarning, match="'loop'"):
+        result = simulate(method=Branches())
+    assert np.array_equal(result.test_loss, simulate(method=Branches(), engine="loop").test_loss)
+
+
+def test_a_model_that_can_be_stacked_is():
+    assert simulate(model=Net()).config.engine == AUTO
+
+
+def test_a_mistake_in_a_model_is_told_as_it_is():
+    class Broken(Net):
+        def forward(self, x):
+            if self.training and torch.is_grad_enabled():
+                raise ZeroDivisionError("mine")
+            return super().forward(x)
+
+    with pytest.warns(UserWarning, match="fails in 'loop' too"), pytest.raises(ZeroDivisionError, match="mine"):
+        simulate(model=Broken())
+
+
+@pytest.mark.parametrize("name", [n for n in methods.names() if n not in ("moon", "fedalign", "fedbr", "faug", "gmm")])
+def test_own_models_pass_with_every_method(name):
+    """Populations, clusters, surveys and probes of the real experiment fit the small one."""
+    hyper = {"clusters": 20} if name == "clusterfedvarp" else {}
+    result = simulate(model=Net(), method=name, hyper=hyper, rounds=1)
+    assert result.config.engine == AUTO
+
+
+@pytest.mark.parametrize("policy", [{"rule": "median"}, {"faults": {"nan": 0.2}}, {"screen": {"norm": 3.0}}])
+def test_policies_of_the_server_do_not_disturb_the_comparison(policy):
+    assert simulate(model=Net(), **policy).config.engine == AUTO
+
+
+def test_one_comparison_per_code_and_shapes(monkeypatch):
+    compared = []
+    plain = engine_choice._compare
+    monkeypatch.setattr(engine_choice, "_compared", {})
+    monkeypatch.setattr(engine_choice, "_compare", lambda *args: compared.append(1) or plain(*args))
+    for seed in (0, 1):
+        simulate(model=Net(), seed=seed, client_lr=0.1 + seed)
+    assert len(compared) == 1
+    simulate(model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    simulate(model=Net(), method=MaskedMean())
+    assert len(compared) == 3
+    simulate()
+    assert len(compared) == 3
+
+
+def test_the_comparison_takes_less_than_a_second(monkeypatch):
+    monkeypatch.setattr(engine_choice, "_compared", {})
+    setting = prepare(Config.read({"device": DEVICE}), module=Net())
+    began = time.process_time()
+    assert choose_engine("auto", setting, FEDAVG)[0].name == AUTO
+    assert time.process_time() - began < (1 if DEVICE == "cpu" else 5)  # there, with the first use of libraries
+
+
+# The rule of auto
+
+
+def test_auto_never_looks_at_the_clock_or_the_number_of_rounds(monkeypatch):
+    monkeypatch.setattr(engine_choice, "time", None)
+    monkeypatch.setattr(engine_choice, "_timed", None)
+    chosen = {choose_engine("auto", small_setting(rounds=n), FEDAVG)[0].name for n in (1, 6, 10**6)}
+    assert len(chosen) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"cohort": 5}, "stacked"),
+        ({"cohort": 2}, "threads"),
+        ({"cohort": 1}, "loop"),
+        ({"cohort": 5, "batch_size": 90, "model_options": {"hidden": [512]}}, "threads"),
+    ],
+)
+def test_the_rule_on_a_cpu(values, name):
+    setting = prepare(Config.read({"clients": 8, "device": "cpu", "model": "mlp", **values}), data=blobs())
+    assert rule(setting) == name
+    engine, seconds = choose_engine("auto", setting, FEDAVG)
+    assert (engine.name, seconds) == (name, {})
+
+
+def test_fastest_times_and_says_so():
+    with pytest.warns(UserWarning, match="last digits"):
+        engine, seconds = choose_engine("fastest", small_setting(), FEDAVG)
+    assert engine.name in seconds
+    assert set(seconds) == {"loop", "threads", "stacked"} if DEVICE == "cpu" else "graph" in seconds
+
+
+def test_fastest_leaves_out_what_differs(monkeypatch):
+    monkeypatch.setattr(engine_choice, "_timed", lambda engine, *_: {"stacked": 1e-9}.get(engine.name, 1.0))
+    setting = prepare(Config.read({**SMALL, "clients": 8, "cohort": 5}), data=blobs(), partition=uneven(90))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert choose_engine("fastest", setting, FEDAVG)[0].name == "stacked"
+        assert choose_engine("fastest", setting, PlainMean())[0].name == "loop"
+
+
+def test_a_resumed_run_keeps_its_engine(tmp_path):
+    simulate(out=tmp_path / "run", engine="loop", rounds=2)
+    assert simulate(out=tmp_path / "run", resume=True, rounds=4).config.engine == "loop"
+    first = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    whole = simulate(engine="loop", rounds=4).records
+    assert [r["test_loss"] for r in first] == [r["test_loss"] for r in whole]

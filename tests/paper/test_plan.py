@@ -1,0 +1,146 @@
+"""Which runs are asked for: the paper's grid, its controls, and what parts share."""
+
+import collections
+
+import pytest
+
+from feddpc.errors import BadInputError
+from feddpc.paper import plan, published
+from feddpc.paper.question import DOUBLED, ROWS, Question, data_of
+from feddpc.paper.study import Row, Study
+from feddpc.paper.tuned import Setting, Tuned
+from feddpc.study import Item
+
+BEST = {name: {"test": Setting(0.1), "validation": Setting(0.01)} for name in ROWS}
+TUNED = Tuned("made up", {0.2: BEST, 0.6: BEST})
+DIGITS = Question("digits", "tiny", seeds=(0, 1))
+
+
+def test_the_grid_is_the_papers():
+    lines = plan.grid(Question("cifar10", "paper"))
+    counts = collections.Counter((line.alpha, line.name.partition(" lr=")[0]) for line in lines)
+    for alpha in (0.2, 0.6):
+        assert {name: counts[alpha, name] for name in ("fedprox", "fedexp", "fedga", "fedcm")} == dict.fromkeys(
+            ("fedprox", "fedexp", "fedga", "fedcm"), 20
+        )
+        assert [counts[alpha, name] for name in ("fedvarp", "feddpc", "fedavg", DOUBLED)] == [5, 5, 5, 5]
+    # 190 runs but for the control, as predicted.
+    assert sum(n for (_, name), n in counts.items() if name != DOUBLED) == 190
+    assert all(line.seeds == (0,) and line.config.validation == 0.1 for line in lines)
+    assert {line.config.rounds for line in lines} == {400}
+    assert len({(line.alpha, line.name) for line in lines}) == len(lines)
+
+
+def test_the_grid_tries_each_setting_once():
+    mine = [
+        line.config for line in plan.grid(Question("cifar10", "paper", alphas=(0.2,))) if line.config.method == "fedcm"
+    ]
+    assert sorted((c.lr, c.hyper["alpha"]) for c in mine) == sorted(
+        (lr, value) for lr in (1, 0.1, 0.01, 0.001, 0.0001) for value in (1, 0.1, 0.01, 0.001)
+    )
+    assert all(c.server_lr == c.lr for c in mine)
+
+
+def test_the_control_multiplies_the_server_step_alone():
+    lines = {line.name: line.config for line in plan.table2(DIGITS, TUNED)}
+    assert (lines[DOUBLED].method, lines[DOUBLED].lr, lines[DOUBLED].server_lr) == ("fedavg", 0.1, 0.2)
+    for line in plan.figure5(DIGITS, 0.1):
+        if line.name.startswith("step"):
+            factor = float(line.name.split()[1])
+            assert line.config.server_lr == pytest.approx(factor * line.config.lr)
+            assert line.label == f"FedAvg, step x{factor:g}"
+
+
+def test_each_lambda_has_its_control():
+    names = [line.name for line in plan.figure5(DIGITS, 0.1)]
+    assert names[:7] == [f"lambda {lam:g}" for lam in (3, 2, 1, 0.1, 0, -0.1, -0.5)]
+    assert names[7:] == [f"step {step:g}" for step in (4, 3, 2, 1.1, 1, 0.9, 0.5)]
+
+
+def test_parts_share_runs():
+    """FedDPC at the same rate is one run in Table 2, the ablation and the study of lambda; so is the doubled step."""
+    lines = plan.lines(("table2", "figure4", "figure5"), DIGITS, TUNED)
+    keys = {(line.part, line.alpha, line.name): Item(line.of(0)).key for line in lines}
+    assert keys["table2", 0.2, "feddpc"] == keys["figure4", 0.2, "feddpc"] == keys["figure5", 0.2, "lambda 1"]
+    assert keys["table2", 0.2, DOUBLED] == keys["figure4", 0.2, DOUBLED] == keys["figure5", 0.2, "step 2"]
+    assert keys["table2", 0.2, "fedavg"] == keys["figure5", 0.2, "step 1"]
+    assert keys["table2", 0.2, "feddpc"] != keys["table2", 0.6, "feddpc"]
+    assert keys["figure4", 0.2, "no scaling"] != keys["figure4", 0.2, "neither"]
+
+
+def test_figures_4_and_5_have_one_alpha():
+    asked = Question("digits", "tiny", alphas=(0.6, 0.2))
+    for line in (*plan.figure4(asked, 0.1), *plan.figure5(asked, 0.1)):
+        assert (line.alpha, line.config.alpha, line.config.partition_options["alpha"]) == (0.6, 0.6, 0.6)
+
+
+def test_the_rate_of_the_ablation_is_the_papers_where_it_has_one():
+    assert plan.ablation_rate(Question("cifar10", "paper"), Tuned("nowhere")) == 0.1
+    assert plan.ablation_rate(Question("digits", "tiny", select="validation"), TUNED) == 0.01
+
+
+def test_a_setting_that_is_not_known_says_how_it_is_found():
+    with pytest.raises(BadInputError, match=r"run `feddpc reproduce table2 --data cifar100 --alpha 0.2 --grid` first"):
+        plan.table2(Question("cifar100", "paper"), Tuned("nowhere"))
+
+
+def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
+    asked = Question("cifar100", "paper", rounds=100, rows=("feddpc", "fedcm"), rates=(0.1,), values=(0.1, 0.01))
+    assert asked.short == "100 of the paper's 800 rounds"
+    assert asked.slug == "paper-100-rounds"
+    exact, fast = (Question("cifar100", "paper", placing={"precision": p}) for p in ("float32", "bf16"))
+    assert (exact.slug, fast.slug) == ("paper", "paper-bf16")  # they are not to be mixed
+    rows = [Row(line, {}) for line in plan.table2(fast, TUNED)]
+    assert Study("cifar100", fast.slug, fast.short, rows).title == "CIFAR-100, the paper's scale, bf16"
+    assert "part of it: rates 0.1, values 0.1, 0.01" in asked.grid_words
+    assert len(plan.grid(asked)) == 2 * (1 + 2)
+    assert {line.config.rounds for line in plan.grid(asked)} == {100}
+    shorter = Question("cifar100", "paper", grid_rounds=60)
+    assert {line.config.rounds for line in plan.grid(shorter)} == {60}
+    assert {line.config.rounds for line in plan.table2(shorter, TUNED)} == {800}
+    assert ", 60 of the paper's 800 rounds, seed 0" in shorter.grid_words
+    assert (shorter.short, shorter.slug) == ("", "paper")  # the grid is not the result
+    assert Question("cifar100", "paper", rounds=100, grid_rounds=60).short == "100 of the paper's 800 rounds"
+    longer = Question("digits", "small", grid_rounds=400)
+    assert "of the paper's 400 rounds" not in longer.grid_words
+    assert longer.short == "60 of the paper's 400 rounds"
+    several = Question("digits", "tiny", grid_seeds=(3, 4))
+    assert {line.seeds for line in plan.grid(several)} == {(3, 4)}
+    assert "seed 3, 4" in several.grid_words
+    assert "part of it" not in Question("cifar100", "paper").grid_words
+    assert Question("digits", "tiny", rounds=9).short.endswith("rounds, 4 of 20 clients, a small MLP")
+    assert Question("cifar10", "paper", rounds=400).short == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scale": "large"}, "unknown scale 'large'"),
+        ({"rows": ("fedmoon",)}, "unknown row of Table 2 'fedmoon'"),
+        ({"seeds": (0, 0)}, "seeds = 0, 0: give at least one, and none twice"),
+        ({"alphas": ()}, "alphas = : give at least one"),
+        ({"select": "luck"}, "unknown selection 'luck'"),
+        ({"data": "mnist"}, "unknown preset 'mnist'"),
+    ],
+)
+def test_bad_questions(changes, words):
+    with pytest.raises(BadInputError, match=words):
+        Question(**{"data": "digits", "scale": "tiny", **changes})
+
+
+def test_data_of_targets():
+    three = ["cifar10", "cifar100", "tiny-imagenet"]
+    assert list(data_of("table2", None)) == list(data_of("all", None)) == three
+    assert [data_of(f"figure{n}", None) for n in (1, 2, 3)] == [{name: ("table2",)} for name in three]
+    assert data_of("figure4", None) == {"cifar10": ("figure4",)}
+    assert data_of("all", None)["cifar100"] == ("table2",)
+    assert data_of("figure3", ["digits"]) == {"digits": ("table2",)}
+    with pytest.raises(BadInputError, match="figure2 is that of cifar100: for the curves of cifar10 ask for figure1"):
+        data_of("figure2", ["cifar10"])
+    with pytest.raises(BadInputError, match="unknown preset 'cifar11': did you mean 'cifar10'"):
+        data_of("table2", ["cifar11"])
+
+
+def test_every_row_of_the_paper_is_asked_for():
+    assert ROWS[: len(published.METHODS)] == published.METHODS
+    assert [line.name for line in plan.table2(DIGITS, TUNED)] == [*ROWS, *ROWS]

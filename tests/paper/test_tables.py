@@ -1,0 +1,182 @@
+"""What the tables say: ours beside the paper's, the tests, what is missing; and Table 1."""
+
+import csv
+import dataclasses
+import io
+
+import pytest
+
+from feddpc.paper import costs, documents, presets, published, tables
+from feddpc.paper.comparisons import comparisons
+from feddpc.paper.question import ROWS, label
+from feddpc.paper.sheet import Sheet
+from feddpc.paper.statistics import holm, paired
+from feddpc.paper.study import Line, Row, Study, score
+from feddpc.paper.verdicts import show_p
+from made_up import row, stored
+
+
+def cells(sheet, name):
+    """A row of a sheet by its first cell, as a table of headings."""
+    (found,) = [r for r in sheet.rows if r[0] == name]
+    return dict(zip(sheet.headings, found, strict=True))
+
+
+def test_ours_stand_beside_the_papers(whole):
+    sheet = tables.table2(whole, 0.2)
+    ours = cells(sheet, "FedDPC")
+    assert ours["best %"].startswith("70.0")
+    assert (ours["paper %"], ours["paper's"], ours["paper's s"]) == ("55.44", "372", "0.51")
+    assert (ours["round"], ours["s/round"], ours["seeds"]) == ("4", "0.5", "5")
+    assert [r[0] for r in sheet.rows] == [label(name) for name in ROWS]
+    control = cells(sheet, "FedAvg, step x2")
+    assert (control["paper %"], control["paper's"]) == ("-", "-")
+    assert cells(tables.table2(whole, 0.6), "FedCM")["paper %"] == "56.06"
+    assert sheet.strong == {5}
+
+
+def test_a_shortened_or_foreign_table_says_so(study, whole):
+    for sheet in (tables.table2(study, 0.2), tables.figure(study, "figure4", 0.2), comparisons(study, 0.2)):
+        assert "shortened: 4 of the paper's 400 rounds" in sheet.title
+    notes = " ".join(tables.table2(study, 0.2).notes)
+    assert "The paper has no digits: its columns are of CIFAR-10" in notes
+    assert "Shortened: 4 of the paper's 400 rounds." in notes
+    notes = " ".join(tables.table2(whole, 0.2).notes)
+    assert "Shortened" not in notes
+    assert "no digits" not in notes
+    odd = dataclasses.replace(study, rows=[row("table2", "feddpc", [0.5], alpha=0.3)])
+    assert "The paper has no alpha 0.3" in " ".join(tables.table2(odd, 0.3).notes)
+
+
+def test_what_is_missing_or_diverged_is_said():
+    rows = [
+        row("table2", "feddpc", [0.5, 0.6], seeds=(0, 1, 2, 3), text="FedDPC"),
+        row("table2", "fedprox", [], seeds=(0, 1), text="FedProx"),
+        row("table2", "fedcm", [0.5], text="FedCM", status="diverged"),
+    ]
+    sheet = tables.table2(Study("digits", "tiny", "", rows), 0.2)
+    assert "Missing: FedDPC (seed 2, 3); FedProx (seed 0, 1)." in sheet.notes
+    assert "Diverged: FedCM (seed 0)." in sheet.notes
+    empty = cells(sheet, "FedProx")
+    assert (empty["seeds"], empty["best %"], empty["s/round"]) == ("0", "-", "-")
+    assert empty["paper %"] == "45.20"
+    assert cells(sheet, "FedCM")["best %"] == "50.00"  # one seed has no deviation
+    assert cells(sheet, "FedCM")["95 % interval"] == "-"
+
+
+def test_comparisons_hold_both_tests_corrected(study):
+    sheet = comparisons(study, 0.2)
+    ours = study.find("table2", 0.2, "feddpc")
+    rivals = [r for r in study.part("table2", 0.2) if r is not ours]
+    results = [paired(ours.of("best"), r.of("best")) for r in rivals]
+    by_t, by_flip = holm([r.t for r in results]), holm([r.flip for r in results])
+    for line, result, t, flip in zip(sheet.rows, results, by_t, by_flip, strict=True):
+        assert line[1] == f"{100 * result.about.mean:+.2f}"
+        assert line[3:5] == [show_p(t), show_p(flip)]
+    assert "With 5 seeds the sign-flip test cannot give less than 0.0625" in sheet.notes[0]
+    assert "takes 9 seeds" in sheet.notes[0]
+
+
+def test_comparisons_with_too_few_runs():
+    rows = [row("table2", "feddpc", [0.5]), row("table2", "fedcm", [0.4]), row("table2", "fedga", [], seeds=(0,))]
+    sheet = comparisons(Study("digits", "tiny", "", rows), 0.2)
+    assert sheet.rows[0][:5] == ["fedcm", "+10.00", "-", "-", "-"]
+    assert sheet.rows[1] == ["fedga", *["-"] * 8]
+    assert sheet.notes == ["One seed: nothing can be tested."]
+    assert comparisons(Study("digits", "tiny", "", rows[1:]), 0.2) is None
+    assert comparisons(Study("digits", "tiny", "", rows[:1]), 0.2) is None
+
+
+def test_a_score_is_what_the_records_say():
+    config = row("table2", "feddpc", [0.5]).line.config
+    accuracy = [0.1, 0.9, *[0.5] * 10]
+    run = stored(config, accuracy, loss=range(12), mean_scale=3.0, mean_cosine=0.5)
+    run.records[0]["mean_cosine"] = 99.0  # of round 1, which has no last update
+    s = score(run)
+    assert (s.best, s.best_round, s.last10) == (0.9, 2, 0.5)
+    assert s.mean == pytest.approx(sum(accuracy) / 12)
+    assert (s.loss, s.scale, s.cosine, s.seconds) == (5.5, 3.0, 0.5, 0.5)
+    assert score(stored(config, [None, None])) is None
+
+
+def test_a_sheet_is_the_same_in_all_forms(study):
+    sheet = tables.table2(study, 0.2)
+    assert list(csv.reader(io.StringIO(sheet.csv()))) == [list(sheet.headings), *sheet.rows]
+    lines = sheet.markdown().splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + len(sheet.rows)
+    assert {line.count("|") for line in table} == {len(sheet.headings) + 1}
+    assert sheet.rich().row_count == len(sheet.rows)
+    piped = Sheet("t", "T", ("a",), [["x|y"]]).markdown()
+    assert "| x\\|y |" in piped
+
+
+def test_table_1_agrees_where_the_paper_counts_all():
+    local, server = costs.table1("cifar10", "paper")
+    assert "d = 62,006, m = 2 batches of n = 256, k' = 10" in local.title
+    for name, formula in published.TABLE1.items():
+        ours = cells(local, label(name))
+        assert ours["paper"] == formula.local_text
+        assert float(ours["operations"]) == pytest.approx(62_006 * formula.local(2, 256), rel=1e-3)
+        assert (ours["gradients a step"], ours["agrees"]) == ("1", "yes")
+        assert float(cells(server, label(name))["operations"]) == pytest.approx(62_006 * formula.server(10), rel=1e-3)
+    states = {name: cells(server, label(name))["agree"] for name in published.TABLE1}
+    # What the paper's column leaves out: FedCM's and FedDPC's vector, and FedVARP's table of all clients.
+    assert states == dict.fromkeys(("fedavg", "fedprox", "fedexp", "fedga"), "yes") | {
+        "fedcm": "no",
+        "feddpc": "no",
+        "fedvarp": "11 times it",
+    }
+    assert (cells(server, "FedDPC")["down"], cells(server, "FedCM")["down"]) == ("1", "2")
+
+
+@pytest.mark.parametrize(("data", "d"), [("cifar100", 11_227_812), ("tiny-imagenet", 11_279_112)])
+def test_the_size_of_the_papers_models(data, d):
+    assert costs.parameters(data, "paper") == d
+
+
+@pytest.mark.parametrize(
+    ("best", "rounds", "begun", "early"),
+    [(0.39, 4, False, True), (0.41, 4, True, True), (0.39, 9, False, False)],  # digits: guessing gives a tenth
+)
+def test_a_short_grid_says_what_it_cannot_tell(best, rounds, begun, early):
+    rows = [row("grid", "feddpc", [best], rounds=rounds), row("table2", "feddpc", [0.9], rounds=9)]
+    notes = " ".join(tables.grid(Study("digits", "tiny", "", rows), 0.2).notes)
+    assert ("The table has runs of 9 rounds: a setting that is best early" in notes) == early
+    assert ("Less than 4 times what guessing gives (10.00 %): FedDPC." in notes) == (not begun)
+    study = Study("digits", "tiny", "", rows)
+    assert ("The grid behind these settings had hardly begun" in " ".join(tables.table2(study, 0.2).notes)) != begun
+    assert ("this order says little" in documents.render([study], "images")) != begun
+
+
+@pytest.mark.parametrize(
+    ("rates", "best", "said"),
+    [
+        ((1.0, 0.1), 0.1, "Best at the lowest rate that was tried, where the paper's grid goes on: FedAvg."),
+        ((0.1, 0.01), 0.1, "Best at the highest rate that was tried, where the paper's grid goes on: FedAvg."),
+        ((1.0, 0.1), 1.0, None),  # the paper's grid has no higher one
+        ((1.0, 0.1, 0.01), 0.1, None),
+    ],
+)
+def test_a_winner_at_the_end_of_a_part_of_the_grid_is_named(rates, best, said):
+    rows = []
+    for lr in rates:
+        config = presets.digits("fedavg", scale="tiny", rounds=2, lr=lr, validation=0.1)
+        run = stored(config, [0.5, 0.9 if lr == best else 0.8])
+        rows.append(Row(Line("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,)), {0: run}))
+    notes = tables.grid(Study("digits", "tiny", "", rows), 0.2).notes
+    assert [note for note in notes if note.startswith("Best at")] == ([said] if said else [])
+    assert f"rates: {', '.join(f'{lr:g}' for lr in rates)}. Best on test" in notes[0]
+
+
+def test_the_grids_table_shows_both_choices():
+    rows = []
+    for lr, test, validation in ((1.0, 0.9, 0.3), (0.1, 0.6, 0.8)):
+        config = presets.digits("fedavg", scale="tiny", rounds=2, lr=lr, validation=0.1)
+        run = stored(config, [0.1, test])
+        for record in run.records:
+            record["validation_accuracy"] = validation
+        rows.append(Row(Line("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,)), {0: run}))
+    (line,) = tables.grid(Study("digits", "tiny", "", rows), 0.2).rows
+    # Validation is the same in both rounds, so the first is chosen, and its test accuracy stands there.
+    assert line == ["FedAvg", "2", "0", "lr 1", "90.00", "lr 0.1", "10.00"]

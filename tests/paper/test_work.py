@@ -1,0 +1,213 @@
+"""From a question to a folder of results: nothing is run twice, what is missing is said, records are enough."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddpc.errors import DataError
+from feddpc.paper import documents, plan, records, work
+from feddpc.paper.question import Question
+from feddpc.paper.study import all_runs
+from feddpc.paper.tuned import Tuned
+from feddpc.runs.record import load
+from feddpc.runs.runner import Stop
+
+#: Two methods, two rounds, two settings.
+SMALL = {"alphas": (0.2,), "seeds": (0, 1), "rounds": 2, "rows": ("feddpc", "fedavg"), "rates": (0.3, 0.1)}
+LOOK = work.Labour(look_only=True)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A grid and its Table 2, run once for all tests here."""
+    question = Question("digits", "tiny", **SMALL)
+    place = work.Place.of(tmp_path_factory.mktemp("out"), question)
+    return question, place, work.carry_out(question, ("table2",), place, work.Labour(), grid=True)
+
+
+def folders(place):
+    return sorted(p.name for p in (place.runs / "items").iterdir())
+
+
+def test_a_grid_and_then_the_table_with_its_winners(done):
+    question, place, report = done
+    assert report.missing == []
+    assert report.parts == ("grid", "table2")
+    assert len(folders(place)) == 4 + 4  # two methods at two rates; two methods with two seeds
+    tuned = Tuned.read(place.base / "tuned.json")
+    assert tuned.source == question.grid_words
+    for row in report.study.part("table2"):
+        best = tuned.settings[0.2][row.line.name]["test"]
+        grid = {
+            r.line.config.lr: r.about("best").mean
+            for r in report.study.part("grid")
+            if r.line.config.method == row.line.name
+        }
+        assert best.lr == row.line.config.lr == max(grid, key=grid.get)
+        assert all(run.config.validation == 0 for run in row.runs.values())  # the table's runs train on everything
+    assert all(path.is_file() for path in report.paths)
+    written = {path.name for path in place.results.iterdir()}
+    assert {
+        "results.md",
+        "records.json",
+        "report.html",
+        "table2-alpha0.2.csv",
+        "grid-alpha0.2.csv",
+        "curves.png",
+    } <= written
+    page = (place.results / "report.html").read_text()
+    assert "This is a shortened version of the paper" in page
+    assert "shortened: 2 of the paper's 400 rounds" in (place.results / "results.md").read_text()
+
+
+def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
+    """And what was found by which grid is told."""
+    place = work.Place(tmp_path, tmp_path / "results")
+    changes = {"alphas": (0.2,), "seeds": (0,), "rounds": 2, "rows": ("feddpc", "fedavg")}
+    first = Question("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
+    work.carry_out(first, ("table2",), place, work.Labour(), grid=True)
+    then = Question("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
+    report = work.carry_out(then, ("table2",), place, work.Labour(), grid=True)
+    rows = [(row.line.config.method, row.line.config.lr, row.line.config.rounds) for row in report.study.part("grid")]
+    assert sorted(rows) == [("fedavg", 0.1, 1), ("fedavg", 0.3, 1), ("feddpc", 0.1, 2)]
+    told = Tuned.read(place.base / "tuned.json").source
+    assert told == f"{then.grid_words}; for others, {first.grid_words}"
+    work.carry_out(then, ("table2",), place, work.Labour(), grid=True)
+    assert Tuned.read(place.base / "tuned.json").source == told
+
+
+def test_nothing_is_run_twice(done):
+    question, place, report = done
+    before = folders(place)
+    again = work.carry_out(question, ("table2",), place, work.Labour(), grid=True)
+    assert folders(place) == before
+    assert records.dumps(again.study) == records.dumps(report.study)
+
+
+def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
+    _, place, _ = done
+    wider = Question("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
+    elsewhere = work.Place(place.base, tmp_path)
+    report = work.carry_out(wider, ("table2",), elsewhere, LOOK, grid=False)
+    assert [(o.item.name, o.status) for o in report.missing] == [
+        ("FedDPC seed 2", "missing"),
+        ("FedAvg seed 2", "missing"),
+    ]
+    assert "Missing: FedDPC (seed 2); FedAvg (seed 2)." in (tmp_path / "results.md").read_text()
+    assert "2 runs are missing." in (tmp_path / "report.html").read_text()
+    assert [len(row.runs) for row in report.study.part("table2")] == [2, 2]
+
+
+def test_an_unfinished_grid_chooses_nothing(done, tmp_path):
+    question, _, _ = done
+    place = work.Place.of(tmp_path, question)
+    report = work.carry_out(question, ("table2",), place, LOOK, grid=True)
+    assert report.parts == ("grid",)
+    assert len(report.missing) == 4
+    assert not (place.base / "tuned.json").exists()
+
+
+def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
+    question, _, _ = done
+    stop = Stop()
+    stop.wanted = True
+    place = work.Place.of(tmp_path, question)
+    report = work.carry_out(question, ("figure4",), place, work.Labour(stop=stop), grid=False)
+    assert len(report.missing) == 8
+    assert report.study.part("figure4")[0].runs == {}
+
+
+def test_parts_are_kept_beside_each_other(done):
+    _, place, _ = done
+    one_seed = Question("digits", "tiny", **SMALL | {"seeds": (0,)})
+    report = work.carry_out(one_seed, ("figure4",), place, work.Labour(), grid=False)
+    kept = records.read(place.results / "records.json")
+    assert {row.line.part for row in kept.rows} == {"grid", "table2", "figure4"}
+    assert [len(row.runs) for row in kept.part("table2")] == [2, 2]
+    assert [row.line.name for row in report.study.part("figure4")] == ["feddpc", "no scaling", "neither", "fedavg x2"]
+    assert all(row.scores for row in report.study.part("figure4"))
+
+
+def test_a_slim_picture_keeps_its_commonest_colours(tmp_path):
+    """A line of its own colour beside a thousand shades must not become one of them: the legend would lie."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    pixels[:10], pixels[10:12], pixels[12:14] = (255, 255, 255), (0, 119, 187), (0, 153, 136)
+    Image.fromarray(pixels).save(tmp_path / "p.png")
+    documents._slim(tmp_path / "p.png")
+    with Image.open(tmp_path / "p.png") as slim:
+        assert slim.mode == "P"
+        after = np.asarray(slim.convert("RGB"))
+    assert (after[:14] == pixels[:14]).all()
+    assert np.abs(after.astype(int) - pixels).mean() < 25  # the shades are near
+
+
+def test_the_document_is_made_from_records_alone(done, tmp_path):
+    _, place, _ = done
+    (tmp_path / "r.json").write_bytes((place.results / "records.json").read_bytes())
+    study = records.read(tmp_path / "r.json")
+    paths = documents.write([study], tmp_path / "docs" / "reproduction.md", tmp_path / "docs" / "images")
+    text = paths[0].read_text()
+    for sheet in documents.sheets(study, "table2"):
+        assert sheet.markdown() in text
+    assert "## Digits, shortened: 2 of the paper's 400 rounds" in text
+    assert "Table 1, server costs" in text
+    assert "$" not in text  # everything was filled in
+    for path in paths[1:]:
+        assert f"]({os.path.relpath(path, paths[0].parent)})" in text
+    before = {path: path.read_bytes() for path in paths}
+    again = documents.write([records.read(tmp_path / "r.json")], paths[0], tmp_path / "docs" / "images")
+    assert {path: path.read_bytes() for path in again} == before
+
+
+def test_missing_data_names_the_commands(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDDPC_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match=r"`feddpc data get cifar10` and `feddpc data get cifar100` first"):
+        work.require_data(["cifar10", "cifar100"])
+    work.require_data(["digits"])
+
+
+def test_each_run_is_read_once(done, monkeypatch):
+    """What a reproduction adds to its rounds does not grow with the rows that share a run."""
+    question, place, _ = done
+    read = []
+    monkeypatch.setattr(work, "load", lambda path: read.append(path) or load(path))
+    lines = plan.table2(question, Tuned.read(place.base / "tuned.json"))
+    rows, _, _ = work.gather([*lines, *lines, *lines], place, LOOK)
+    assert len(read) == len(set(read)) == len(all_runs(rows)) == 4
+
+
+def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, monkeypatch):
+    """Failed is not missing: it is named, and the winners are chosen among the others."""
+    from feddpc.study import batch
+
+    question, _, _ = done
+    place, plain = work.Place.of(tmp_path, question), batch.execute
+
+    def execute(setting, **how):
+        if setting.config.lr == 0.3 and setting.config.method == "feddpc":
+            raise RuntimeError("no room")
+        return plain(setting, **how)
+
+    monkeypatch.setattr(batch, "execute", execute)
+    report = work.carry_out(question, (), place, work.Labour(), grid=True)
+    assert [(o.item.config.lr, o.status) for o in report.missing] == [(0.3, "failed")]
+    assert Tuned.read(place.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr == 0.1
+
+
+def test_a_page_or_figure_that_cannot_be_made_is_listed_and_the_rest_is_there(done, tmp_path, monkeypatch):
+    question, _, report = done
+
+    def broken(*_, **__):
+        raise ValueError("nothing to draw with")
+
+    monkeypatch.setattr(work.figures, "draw_all", broken)
+    monkeypatch.setattr(work, "write_page", broken)
+    place, failures = work.Place.of(tmp_path, question), []
+    paths = work.write_results(report.study, ("table2",), place, failures)
+    assert [path.name for path in paths] == ["results.md", "records.json"]
+    assert all(path.is_file() for path in paths)
+    assert [text.partition(" ")[0] for text in failures] == ["figures", "report.html"]
+    with pytest.raises(ValueError, match="nothing to draw with"):
+        work.write_results(report.study, ("table2",), place)

@@ -1,0 +1,198 @@
+"""Sweeps in several processes, killed at any moment, and several sweeps at a time on one folder."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from feddpc.runs.runner import Stop
+from feddpc.study import Processes, execute, workers
+from feddpc.study.batch import Batch, run_batch
+from feddpc.study.claims import Claims, is_alive
+from sweeping import items, numbers, records
+
+HERE = Path(__file__).parents[1]
+CODE = """
+import sys
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[1])
+from sweeping import items
+from feddpc.study import InProcess, Processes, execute
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    count = int(sys.argv[3])
+    workers = Processes(count) if count else InProcess()
+    execute(items(rounds=30), Path(sys.argv[2]), workers=workers, checkpoint_seconds=0.01)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "sweep.py").write_text(CODE)
+    started = []
+
+    def start(folder, processes=0):
+        command = [sys.executable, str(tmp_path / "sweep.py"), str(HERE), str(folder), str(processes)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_rounds(folder, count, process):
+    until = time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None:
+        if sum(path.read_bytes().count(b"\n") for path in folder.glob("items/*/rounds.jsonl")) >= count:
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"there were never {count} rounds: {process.communicate()}")
+
+
+def test_killed_at_random_moments_and_continued(tmp_path, script):
+    """Byte for byte the records of an uninterrupted sweep, but for the seconds."""
+    wanted = items(rounds=30)
+    whole = execute(wanted, tmp_path / "whole")
+    chance = random.Random(5)
+    for low in (0, 60):
+        process = script(tmp_path / "cut")
+        wait_for_rounds(tmp_path / "cut", low + chance.randrange(5, 40), process)
+        time.sleep(chance.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    cut = execute(wanted, tmp_path / "cut")
+    assert numbers(cut) == numbers(whole)
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    assert not (tmp_path / "cut" / "damaged").exists()  # what was cut off could be continued
+    assert not list((tmp_path / "cut" / "claims").glob("*.json"))
+
+
+def test_two_sweeps_at_a_time_share_one_folder(tmp_path, script):
+    wanted = items(rounds=30)
+    whole = execute(wanted, tmp_path / "whole")
+    both = [script(tmp_path / "both") for _ in range(2)]
+    for process in both:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    assert numbers(execute(wanted, tmp_path / "both")) == numbers(whole)
+    assert records(tmp_path / "both") == records(tmp_path / "whole")
+    assert not (tmp_path / "both" / "damaged").exists()
+
+
+def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path):
+    wanted = items(rounds=30)
+    whole = execute(wanted, tmp_path / "whole")
+    victims = []
+
+    def kill_one(progress):
+        """Kill the first worker that is seen at work."""
+        if progress.rounds > 5 and not victims:
+            victims.extend(p for p in _children() if is_alive(p))
+            os.kill(victims[0], signal.SIGKILL)
+
+    outcomes = execute(wanted, tmp_path / "apart", workers=Processes(2), on_progress=kill_one, checkpoint_seconds=0.01)
+    assert len(victims) == 2
+    assert numbers(outcomes) == numbers(whole)
+    assert records(tmp_path / "apart") == records(tmp_path / "whole")
+    assert not [p for p in _children() if is_alive(p)]
+
+
+def _children():
+    import multiprocessing
+
+    return [process.pid for process in multiprocessing.active_children()]
+
+
+def test_workers_of_a_killed_sweep_go_home(tmp_path, script):
+    process = script(tmp_path / "s", processes=1)
+    wait_for_rounds(tmp_path / "s", 2, process)
+    task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers_of = [int(pid) for pid in task.read_text().split()]
+    assert workers_of
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + 20
+    while any(is_alive(pid) for pid in workers_of) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(is_alive(pid) for pid in workers_of)
+    assert numbers(execute(items(rounds=30), tmp_path / "s"))[0][1] == "done"
+
+
+def test_a_worker_that_dies_again_and_again_gives_the_item_up(tmp_path, monkeypatch):
+    class Doomed(workers.Crew):
+        size = 1
+        out = ()
+
+        def start(self, batch):
+            self.out = (batch,)
+
+        def wait(self, seconds, tick):
+            return [workers.Returned(batch, [], "killed by SIGKILL") for batch in self.out]
+
+        def stop(self):
+            pass
+
+        def __exit__(self, *exc):
+            pass
+
+    class Dooming(workers.Workers):
+        def ready(self, stop):
+            return Doomed()
+
+    (outcome,) = execute(items()[:1], tmp_path, workers=Dooming())
+    assert (outcome.status, outcome.message) == ("failed", "its worker died 3 times, last: killed by SIGKILL")
+
+
+def test_a_wish_to_stop_reaches_the_processes(tmp_path):
+    stop = Stop()
+
+    def enough(progress):
+        stop.wanted = progress.rounds > 5
+
+    outcomes = execute(items(rounds=3000), tmp_path, workers=Processes(1), on_progress=enough, stop=stop)
+    assert [o.status for o in outcomes] == ["missing"] * 4
+    assert 5 < max(o.rounds for o in outcomes) < 3000
+    (begun,) = [o for o in outcomes if o.rounds]
+    assert f"{begun.rounds} of 3000 rounds" in begun.message
+    assert (begun.path / "checkpoint" / "checkpoint.json").exists()
+
+
+def test_a_batch_that_is_stopped_says_what_was_not_begun(tmp_path):
+    stop = Stop()
+    stop.wanted = True
+    with Claims(tmp_path) as claims:
+        given = Batch(tuple(items()[:2]), tmp_path, claims.token, 5.0)
+        assert [ran.state for ran in run_batch(given, stop=stop)] == ["interrupted", "interrupted"]
+
+
+def test_how_many_processes():
+    from feddpc.errors import BadInputError
+
+    with pytest.raises(BadInputError, match="processes = 0"):
+        Processes(0)
+    with pytest.raises(BadInputError, match="at_once = 0"):
+        Processes(2, at_once=0)
+
+
+def test_control_c_does_not_reach_the_processes(tmp_path):
+    """A terminal sends it to all; only the sweep itself is to act on it."""
+    sent = []
+
+    def interrupt(progress):
+        if progress.rounds > 5 and progress.running and not sent:
+            sent.extend(_children())
+            for pid in sent:
+                os.kill(pid, signal.SIGINT)
+
+    outcomes = execute(items(rounds=400)[:1], tmp_path, workers=Processes(1), on_progress=interrupt)
+    assert len(sent) == 1
+    assert [o.status for o in outcomes] == ["done"]
+    assert not list((tmp_path / "failed").iterdir())
