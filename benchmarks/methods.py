@@ -18,7 +18,7 @@ from feddpc.bench.clock import timed
 from feddpc.bench.workloads import WORKLOADS
 from feddpc.experiment import prepare
 from feddpc.method_setup import apply_method
-from feddpc.round.federation import RunState
+from feddpc.round.state import RunState
 from feddpc.round.round import run_round
 from feddpc.runs.engine_choice import ENGINES
 

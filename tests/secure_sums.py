@@ -9,8 +9,8 @@ from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engines.loop import Loop
 from feddpc.experiment import prepare
-from feddpc.round.federation import RunState
 from feddpc.round.round import _exchange
+from feddpc.round.state import RunState
 
 CLIENTS, COHORT = 8, 4
 CLIENT_SIDE = "flwr.client.mod.secure_aggregation.secaggplus_mod"

@@ -20,8 +20,8 @@ from feddpc.experiment import Setting, prepare
 from feddpc.method_setup import apply_method
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.models.base import BodyAndHead
-from feddpc.round.federation import RunState
 from feddpc.round.round import RoundRecord, run_round
+from feddpc.round.state import RunState
 
 # methods.md 7.2, problem Q4
 Q4 = {

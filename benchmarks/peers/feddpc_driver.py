@@ -17,7 +17,7 @@ from feddpc.bench.workloads import WORKLOADS
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.experiment import prepare
-from feddpc.round.federation import RunState
+from feddpc.round.state import RunState
 from feddpc.round.round import run_round
 from feddpc.runs.engine_choice import choose_engine
 

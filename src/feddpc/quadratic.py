@@ -18,8 +18,9 @@ from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.round import sampling
-from feddpc.round.federation import Federation, RunState
+from feddpc.round.federation import Federation
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from feddpc.tasks.base import Batch, Rows, Task
 
 

@@ -17,8 +17,8 @@ from feddpc.data.batches import Planner
 from feddpc.engines.cuda.captured import Captured
 from feddpc.engines.loop import Loop
 from feddpc.experiment import prepare
-from feddpc.round.federation import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 
 SMALL = Workload("small", "small images, cnn", "cnn", 10, 8, 2000, test=100)
 

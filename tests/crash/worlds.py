@@ -14,8 +14,8 @@ from flwr.app import Array, Message
 from safetensors.torch import load_file
 
 from feddpc import flower, methods
-from feddpc.round.federation import RunState
 from feddpc.round.placement import Placement
+from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.runner import execute
 from feddpc.study import claims

@@ -13,8 +13,8 @@ from feddpc.engines.cuda.buffers import row_classes
 from feddpc.engines.cuda.captured import MOST_PROBES, MOST_SIZES, Captured, Streams
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
-from feddpc.round.federation import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from feddpc.runs import engine_choice
 from feddpc.runs.engine_choice import choose_engine
 from feddpc.runs.runner import execute

@@ -5,8 +5,8 @@ import torch
 
 from feddpc import flower
 from feddpc.engines.loop import Loop
-from feddpc.round.federation import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from support import HARD, VARIANTS, setting_for, small_setting
 
 ROUNDS = 4

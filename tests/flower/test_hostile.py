@@ -14,7 +14,7 @@ from feddpc.errors import BadInputError, RunFolderError
 from feddpc.flower.server import from_run_config
 from feddpc.robust import faults, rules
 from feddpc.robust.config import complete_policies
-from feddpc.round.federation import RunState
+from feddpc.round.state import RunState
 from federations import NODES, Unreliable, move, plain_app, train, vector
 from support import VARIANTS, run_rounds, small_setting
 

@@ -20,8 +20,8 @@ from feddpc.engines.loop import Loop
 from feddpc.flower.secure.client import reticent, sealed
 from feddpc.flower.secure.encoding import MODULUS, Encoding
 from feddpc.flower.secure.masks import masks
-from feddpc.round.federation import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from secure_sums import CLIENT_SIDE, CLIENTS, COHORT, SERVER_SIDE, Watched, cohort_of, federated, lenet, losing, plain
 from support import small_setting
 

@@ -22,7 +22,7 @@ from feddpc.errors import FeddpcError
 from feddpc.federate import keys
 from feddpc.paper import records, tuned
 from feddpc.report import tables
-from feddpc.round.federation import RunState
+from feddpc.round.state import RunState
 from feddpc.runs import checkpoint, record
 from feddpc.study import compare, plan
 from feddpc.study.claims import Claims

@@ -37,7 +37,7 @@ from feddpc.flower.secure.encoding import SECURE
 from feddpc.flower.wire import REFUSED, REPLY, pack
 from feddpc.methods import create
 from feddpc.models.base import BodyAndHead
-from feddpc.round.federation import RunState
+from feddpc.round.state import RunState
 from fuzz.place import file, target
 
 #: What a client may be asked; the first byte of an input chooses.

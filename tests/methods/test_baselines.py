@@ -206,8 +206,9 @@ def test_fedvarp_mean_memory_is_the_mean_of_memories():
     from feddpc.data.partition import Partition
     from feddpc.quadratic import Quadratic
     from feddpc.round import sampling
-    from feddpc.round.federation import Federation, RunState
+    from feddpc.round.federation import Federation
     from feddpc.round.round import run_round
+    from feddpc.round.state import RunState
 
     method = methods.create("fedvarp")
     federation = Federation(

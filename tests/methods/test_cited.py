@@ -10,8 +10,9 @@ from feddpc import methods
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.quadratic import trajectory
-from feddpc.round.federation import Federation, RunState
+from feddpc.round.federation import Federation
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from support import Q4, run_rounds, small_setting
 
 ALL4 = [[0, 1, 2, 3]]

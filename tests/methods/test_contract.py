@@ -11,8 +11,8 @@ from feddpc.config import write_toml
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.round.client_table import ClientTable
-from feddpc.round.federation import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from feddpc.runs.record import line
 from support import VARIANTS, run_rounds, same_memories, setting_for
 

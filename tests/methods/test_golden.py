@@ -240,7 +240,8 @@ def _q4(method):
     from feddpc.data.partition import Partition
     from feddpc.quadratic import Quadratic
     from feddpc.round import sampling
-    from feddpc.round.federation import Federation, RunState
+    from feddpc.round.federation import Federation
+    from feddpc.round.state import RunState
 
     a, c = (torch.tensor(Q4[k], dtype=torch.float64) for k in ("curvature", "centre"))
     federation = Federation(

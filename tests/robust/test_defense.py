@@ -13,8 +13,8 @@ from feddpc.methods.base import overrides
 from feddpc.robust import defense, rules
 from feddpc.robust.defense import Defense
 from feddpc.round import sampling
-from feddpc.round.federation import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from support import VARIANTS, run_rounds, setting_for, small_setting
 
 F64 = torch.float64

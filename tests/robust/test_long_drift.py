@@ -15,8 +15,9 @@ from feddpc.data.partition import Partition
 from feddpc.engines.loop import Loop
 from feddpc.quadratic import Quadratic
 from feddpc.round import sampling
-from feddpc.round.federation import Federation, RunState
+from feddpc.round.federation import Federation
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.record import RunFolder
 

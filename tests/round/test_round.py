@@ -17,9 +17,10 @@ from feddpc.errors import BadInputError
 from feddpc.quadratic import Quadratic
 from feddpc.round import sampling
 from feddpc.round.client_table import ClientTable
-from feddpc.round.federation import Federation, RunState
+from feddpc.round.federation import Federation
 from feddpc.round.round import run_round
 from feddpc.round.server_step import drop_non_finite
+from feddpc.round.state import RunState
 from support import on_quadratics, small_setting
 
 ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked()], ids=["loop", "stacked"])

@@ -19,9 +19,10 @@ from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.quadratic import Quadratic
 from feddpc.round import sampling
-from feddpc.round.federation import Federation, RunState
+from feddpc.round.federation import Federation
 from feddpc.round.placement import ON_DEVICE, Placement
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from feddpc.runs.engine_choice import ENGINES
 
 STEPS = 2

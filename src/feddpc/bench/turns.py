@@ -18,8 +18,8 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.experiment import Setting, prepare
 from feddpc.method_setup import apply_method
-from feddpc.round.federation import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from feddpc.runs.engine_choice import ENGINES
 from feddpc.torch_globals import set_precision
 

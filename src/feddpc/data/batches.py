@@ -32,7 +32,7 @@ class BatchPlan:
 
     def take(self, rows: Ints) -> BatchPlan:
         """Return the plan of some of the clients, by their places."""
-        K = int(self.steps[rows].max())
+        K = int(self.steps[rows].max(initial=0))
         return BatchPlan(
             clients=self.clients[rows],
             sizes=self.sizes[rows],

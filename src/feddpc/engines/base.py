@@ -16,7 +16,9 @@ from feddpc.methods.base import Cohort, Method, State
 from feddpc.tasks.base import Task
 
 if TYPE_CHECKING:
-    from feddpc.round.federation import Federation, RunState
+    from feddpc.round.exchange import Exchange
+    from feddpc.round.federation import Federation
+    from feddpc.round.state import RunState
 
 
 class Trained(NamedTuple):
@@ -25,18 +27,6 @@ class Trained(NamedTuple):
     up: State  #: what the clients send
     own: State  #: their new memories
     loss: Tensor  #: mean over a client's steps of the objective during training, ``[m]``
-
-
-class Done(NamedTuple):
-    """A round that an engine ran as a whole: the model is moved already, memories are still to be written."""
-
-    own: State
-    slots: State
-    loss: float
-    notes: dict[str, float]
-    scored: tuple[float, float]  #: accuracy and loss on the test set
-    sent: tuple[int, int]  #: how many numbers went to each client beside the model, and came from all
-    validated: tuple[float, float] | None = None  #: accuracy and loss on samples held out, if the engine found out
 
 
 class Prober(Protocol):
@@ -58,11 +48,13 @@ class Engine(ABC):
         """Say why this engine cannot run ``task``, or return None."""
         return None
 
-    def round(
-        self, federation: Federation, method: Method, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort
-    ) -> Done | None:
-        """Run training, server rule and evaluation at one go, or return None to have them run one by one."""
-        return None
+    def exchange(
+        self, federation: Federation, method: Method, state: RunState, plan: BatchPlan, cohort: Cohort, probes: State
+    ) -> Exchange:
+        """Train the cohort and make the server's step; an engine that captures whole rounds overrides this."""
+        from feddpc.round.exchange import train_and_step
+
+        return train_and_step(federation, method, self, state, plan, cohort, probes)
 
     def release(self) -> None:
         """Give back at once what is kept from round to round, the memory of graphs above all; a run has ended."""

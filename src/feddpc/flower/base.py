@@ -28,9 +28,9 @@ from feddpc.flower.wire import Layout, cast_note, only_record
 from feddpc.flower.wrappers import refuse_privacy_wrappers
 from feddpc.methods.base import Method, State
 from feddpc.round.client_table import ClientTable
-from feddpc.round.federation import RunState
 from feddpc.round.round import RoundRecord
 from feddpc.round.server_step import StepOutcome
+from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.append_log import AppendLog
 from feddpc.runs.record import RunFolder, environment, is_run, line, summarize

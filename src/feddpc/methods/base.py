@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ from feddpc.rng import generator
 from feddpc.tasks.base import Batch, Rows, Task
 
 State = dict[str, Tensor]
+#: Rows per client by name: a stack, or something that can be iterated row by row and averaged, as FedDPC's residuals.
+Transformed = Mapping[str, Any]
 #: What a method may change before there is a federation.
 DATA_HOOKS = ("reserve", "adapt", "learn", "extend_data", "initial")
 Mask = NDArray[np.bool_]
@@ -56,6 +58,24 @@ class Cohort:
     slots: State = field(default_factory=dict)  #: what the server remembers of these clients
     sizes: Tensor | None = None  #: samples per client of the population, where clients count by samples, ``[N]``
     seed: int = 0  #: of the experiment
+    samples: Tensor | None = None  #: samples per client of the cohort, where clients count by samples, ``[m]``
+
+    def select(self, mask: Tensor) -> Cohort:
+        """Return the cohort of the clients that ``mask`` marks; their weights add up to one again."""
+        clients, samples = self.clients[mask], None if self.samples is None else self.samples[mask]
+        if samples is None:
+            m = len(clients)
+            weights = torch.full((m,), 1 / max(m, 1), dtype=torch.float64, device=clients.device)
+        else:
+            weights = samples.double() / samples.sum()
+        return replace(
+            self,
+            clients=clients,
+            weights=weights,
+            steps=self.steps[mask],
+            slots={key: rows[mask] for key, rows in self.slots.items()},
+            samples=samples,
+        )
 
     def mean(self, x_md: Tensor) -> Tensor:
         """Average a stack over the cohort (uniformly, unless the experiment weights by samples)."""
@@ -126,6 +146,8 @@ class Method:
     parts: ClassVar[tuple[str, ...]] = ()
     #: What leaves a client beside its update.
     privacy: ClassVar[str] = "Nothing but the update leaves a client."
+    #: Whether :meth:`combine` uses its rows only in weighted sums over clients, which several machines can add up.
+    needs_only_sums: ClassVar[bool] = False
 
     # Once, before there is a federation.
 
@@ -234,20 +256,25 @@ class Method:
 
     # Each round, server; ``up`` stacks what the cohort sent.
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
-        """The server rule; default ``w_t = w_{t-1} - eta_g mean(D)``. Nothing handed in is changed."""
-        return Step(cohort.mean(up["delta"]), rate=cohort.server_lr / cohort.client_lr)
+    def transform(self, server: State, up: State, cohort: Cohort) -> tuple[Transformed, State]:
+        """What the server makes of each upload, one row per client, and what is reported of it.
 
-    def rows(self, server: State, up: State, cohort: Cohort) -> tuple[State, State]:
-        """What :meth:`combine` averages, a row a client, for a robust rule to judge, and what is to be reported of it.
-
-        Usually that is what was sent, and nothing.
+        These rows are what a robust rule judges, what privacy clips, and what :meth:`combine` averages. The default is
+        the uploads as they are.
         """
         return up, {}
 
-    def combine(self, w: Tensor, server: State, rows: State, cohort: Cohort) -> Step:
-        """The server rule on rows from :meth:`rows`, after a robust rule chose among them or replaced them."""
-        return self.aggregate(w, server, rows, cohort)
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
+        """The server's step from transformed rows; default ``w_t = w_{t-1} - eta_g mean(D)``."""
+        if overrides(self, "aggregate"):
+            return self.aggregate(w, server, dict(rows), cohort)
+        return Step(cohort.mean(rows["delta"]), rate=cohort.server_lr / cohort.client_lr)
+
+    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+        """The whole server rule: :meth:`combine` after :meth:`transform`. Nothing handed in is changed."""
+        rows, notes = self.transform(server, up, cohort)
+        step = self.combine(w, server, rows, cohort)
+        return replace(step, notes={**step.notes, **notes}) if notes else step
 
     def on_empty_round(self, server: State) -> State:
         """The server's memory after a round in which nobody answered; the model stays as it is."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from feddpc.errors import BadInputError
 from feddpc.methods._algebra import safe_ratio, weighted_sum
-from feddpc.methods.base import Cohort, Costs, Method, State, Step
+from feddpc.methods.base import Cohort, Costs, Method, State, Step, Transformed
 from feddpc.rng import generator
 
 
@@ -63,9 +63,9 @@ class ClusterFedVARP(Method):
         member = torch.from_numpy(self._membership(population)).to(w.device)
         return {"y": w.new_zeros(int(member.max()) + 1, len(w)), "member": member}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """Fresh updates for participants, their clusters' memories for the others."""
-        D_md, y_cd = up["delta"] / cohort.client_lr, server["y"]
+        D_md, y_cd = rows["delta"] / cohort.client_lr, server["y"]
         cluster_m = server["member"][cohort.clients]
         share_c = cohort.group_shares(server["member"], len(y_cd))
         v = weighted_sum(share_c, y_cd) + cohort.mean(D_md - y_cd[cluster_m])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from feddpc.methods._algebra import safe_ratio, weighted_sum
-from feddpc.methods.base import ClientContext, Cohort, Costs, Mask, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Mask, Method, State, Step, Transformed
 from feddpc.tasks.base import Batch, Rows, Task
 
 
@@ -62,6 +62,7 @@ class FedAMD(Method):
         client_work="a second gradient a step, or one pass; all clients one pass before round 1",
         server_work="d a client",
     )
+    needs_only_sums: ClassVar[bool] = True
 
     p: float = 0.2
     anchors: Literal["constant", "sequential"] = "constant"
@@ -142,10 +143,10 @@ class FedAMD(Method):
         sent = torch.where(miner, ctx.w - y[0], ctx.state["g"] - V)
         return {"sent": sent}, {"V": torch.where(miner, V, ctx.state["g"])}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """The miners' mean update; the anchors' changes are for the next round."""
         miner = cohort.steps > 0
         share = cohort.weights * miner
-        update = weighted_sum(safe_ratio(share, share.sum()), up["sent"])
-        Vbar = server["Vbar"] + cohort.total(up["sent"] * ~miner[:, None])
+        update = weighted_sum(safe_ratio(share, share.sum()), rows["sent"])
+        Vbar = server["Vbar"] + cohort.total(rows["sent"] * ~miner[:, None])
         return Step(update, cohort.server_lr / cohort.client_lr, server={"Vbar": Vbar}, notes={"miners": miner.sum()})

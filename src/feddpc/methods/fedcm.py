@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from feddpc.methods._algebra import weighted_sum
-from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class FedCM(Method):
     title: ClassVar[str] = "FedCM"
     reference: ClassVar[str] = "Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021, arXiv:2106.10874"
     costs: ClassVar[Costs] = Costs(down="2", server_state="1", client_work="2d a step", server_work="d")
+    needs_only_sums: ClassVar[bool] = True
 
     alpha: float = 0.1
 
@@ -60,8 +61,8 @@ class FedCM(Method):
         """Mix the gradient with the last global direction."""
         return self.alpha * g + (1 - self.alpha) * ctx.broadcast["M"]
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """FedAvg, and the mean direction for the next round."""
         per_step = cohort.weights / (cohort.client_lr * cohort.steps)
-        step = super().aggregate(w, server, up, cohort)
-        return replace(step, server={"M": weighted_sum(per_step, up["delta"])})
+        step = super().combine(w, server, rows, cohort)
+        return replace(step, server={"M": weighted_sum(per_step, rows["delta"])})

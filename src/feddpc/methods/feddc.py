@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +96,17 @@ class FedDC(Method):
             up["last"] = y
         return up, {"h": h, "c": c}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """Paper: the plain mean of what was sent. Code: corrected by the mean drift of ALL clients."""
-        delta_md = up["delta"]
+        delta_md = rows["delta"]
         update = cohort.mean(delta_md)
-        new = {"c": server["c"] + cohort.total(up["change"])}
+        new = {"c": server["c"] + cohort.total(rows["change"])}
         if self.form == "code":
             new["h"] = server["h"] - cohort.total(delta_md)
             update = update - new["h"].to(w.dtype)
         slots: State = {}
         if self.evaluate == "clients":
-            slots = {"last": w - delta_md if self.form == "code" else up["last"]}
+            slots = {"last": w - delta_md if self.form == "code" else rows["last"]}
             new["mean"] = server["mean"] + cohort.total(slots["last"]) - cohort.total(cohort.slots["last"])
         return Step(update, cohort.server_lr / cohort.client_lr, server=new, slots=slots)
 

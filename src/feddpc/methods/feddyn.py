@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,7 @@ class FedDyn(Method):
     costs: ClassVar[Costs] = Costs(
         client_state="1", server_state="1", client_work="3d a step", server_work="d a client"
     )
+    needs_only_sums: ClassVar[bool] = True
 
     alpha: float = 0.1
     evaluate: Literal["model", "clients"] = "model"
@@ -76,9 +77,9 @@ class FedDyn(Method):
         delta = ctx.w - y
         return {"delta": delta}, {"h": ctx.state["h"] - delta}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """The participants' mean, corrected by the mean over ALL clients."""
-        delta_md = up["delta"]
+        delta_md = rows["delta"]
         H = server["H"] - cohort.total(delta_md)
         update = cohort.mean(delta_md) - H.to(w.dtype)
         rate = cohort.server_lr / cohort.client_lr

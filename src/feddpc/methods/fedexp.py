@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from feddpc.methods._algebra import row_squares, safe_ratio, square
-from feddpc.methods.base import Cohort, Costs, Method, State, Step
+from feddpc.methods.base import Cohort, Costs, Method, State, Step, Transformed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class FedExP(Method):
         """The iterates oscillate; their authors look at the mean of two."""
         return (w + server["previous"]) / 2 if self.evaluate == "pair" else w
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """Extrapolate along the mean update."""
-        u_md = up["delta"]
+        u_md = rows["delta"]
         ubar = cohort.mean(u_md)
         eps = self.eps * len(u_md) if self.eps_times_m else self.eps
         eta = safe_ratio(cohort.weights @ row_squares(u_md), 2 * (square(ubar) + eps)).clamp(min=1.0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddpc.methods._algebra import weighted_sum
-from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
 from feddpc.tasks.base import Rows, Task
 
 
@@ -64,6 +64,7 @@ class FedGA(Method):
         client_work="2d / a full gradient pass",
         server_work="mean gradient",
     )
+    needs_only_sums: ClassVar[bool] = True
 
     beta: float = 0.1
     variant: Literal["fresh", "stale"] = "stale"
@@ -105,10 +106,10 @@ class FedGA(Method):
         delta = self.start(ctx) - y
         return {"delta": delta}, {"h": delta / (ctx.lr * ctx.steps), "seen": torch.ones_like(ctx.state["seen"])}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """FedAvg, and the mean of this round's gradients for the next."""
-        step = super().aggregate(w, server, up, cohort)
+        step = super().combine(w, server, rows, cohort)
         if self.probes:
             return step
         per_step = cohort.weights / (cohort.client_lr * cohort.steps)
-        return replace(step, server={"hbar": weighted_sum(per_step, up["delta"])})
+        return replace(step, server={"hbar": weighted_sum(per_step, rows["delta"])})

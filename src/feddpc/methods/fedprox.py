@@ -40,6 +40,7 @@ class FedProx(Method):
         "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, arXiv:1812.06127"
     )
     costs: ClassVar[Costs] = Costs(client_work="2d a step")
+    needs_only_sums: ClassVar[bool] = True
 
     mu: float = 0.01
 

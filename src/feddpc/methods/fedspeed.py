@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from feddpc.methods._algebra import safe_ratio
-from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
 from feddpc.tasks.base import Batch, Task
 
 
@@ -53,6 +53,7 @@ class FedSpeed(Method):
     costs: ClassVar[Costs] = Costs(
         client_state="1", server_state="1 / 0", client_work="a second gradient a step", server_work="d a client"
     )
+    needs_only_sums: ClassVar[bool] = True
 
     lam: float = 10.0
     rho: float = 0.1
@@ -87,13 +88,13 @@ class FedSpeed(Method):
         p = ctx.state["p"] - delta
         return {"delta": delta if self.server == "code" else delta - p}, {"p": p}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """Paper: the plain mean. Code: corrected by the mean over ALL clients."""
         rate = cohort.server_lr / cohort.client_lr
         if self.server == "paper":
-            return Step(cohort.mean(up["delta"]), rate)
-        P = server["P"] - cohort.total(up["delta"])
-        return Step(cohort.mean(up["delta"]) - P.to(w.dtype), rate, server={"P": P})
+            return Step(cohort.mean(rows["delta"]), rate)
+        P = server["P"] - cohort.total(rows["delta"])
+        return Step(cohort.mean(rows["delta"]) - P.to(w.dtype), rate, server={"P": P})
 
 
 def _unit(g: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import Cohort, Costs, Method, State, Step
+from feddpc.methods.base import Cohort, Costs, Method, State, Step, Transformed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ class FedVARP(Method):
         """The memory of one client."""
         return {"y": torch.zeros_like(w)}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """Fresh updates for those who came, remembered ones for the others."""
-        D_md, y_md, ybar = up["delta"] / cohort.client_lr, cohort.slots["y"], server["ybar"]
+        D_md, y_md, ybar = rows["delta"] / cohort.client_lr, cohort.slots["y"], server["ybar"]
         v = ybar.to(w.dtype) + cohort.mean(D_md - y_md)
         ybar = ybar + cohort.total(D_md) - cohort.total(y_md)
         return Step(v, rate=cohort.server_lr, server={"ybar": ybar}, slots={"y": D_md})

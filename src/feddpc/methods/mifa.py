@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import Cohort, Costs, Method, State, Step
+from feddpc.methods.base import Cohort, Costs, Method, State, Step, Transformed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class MIFA(Method):
         row = {"G": torch.zeros_like(w)}
         return row if self.table == "zero" else row | {"seen": w.new_zeros((), dtype=torch.int64)}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """Fresh updates replace old ones, then the whole table is averaged."""
-        D_md, old = up["delta"] / cohort.client_lr, cohort.slots
+        D_md, old = rows["delta"] / cohort.client_lr, cohort.slots
         Gbar = server["Gbar"] + cohort.total(D_md) - cohort.total(old["G"])
         if self.table == "zero":
             return Step(Gbar.to(w.dtype), cohort.server_lr, server={"Gbar": Gbar}, slots={"G": D_md})

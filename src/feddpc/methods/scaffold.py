@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step
+from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
 from feddpc.tasks.base import Rows, Task
 
 
@@ -54,6 +54,7 @@ class Scaffold(Method):
     costs: ClassVar[Costs] = Costs(
         down="2", up="2", client_state="1", server_state="1", client_work="d a step", server_work="d a client"
     )
+    needs_only_sums: ClassVar[bool] = True
 
     option: Literal["I", "II"] = "II"
     warm: bool = False
@@ -107,7 +108,7 @@ class Scaffold(Method):
         new = ctx.state["g"] if self.probes else old - ctx.broadcast["c"] + delta / (ctx.steps * ctx.lr)
         return {"delta": delta, "change": new - old}, {"c": new}
 
-    def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
+    def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """FedAvg, and the variate's mean over ALL clients."""
-        c = server["c"] + cohort.total(up["change"])
-        return replace(super().aggregate(w, server, up, cohort), server={"c": c})
+        c = server["c"] + cohort.total(rows["change"])
+        return replace(super().combine(w, server, rows, cohort), server={"c": c})

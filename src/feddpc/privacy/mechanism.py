@@ -85,15 +85,13 @@ class Mechanism:
         for v_d in vectors:
             total.add(v_d)
         mean = self.release(total, cohort).to(w.dtype)
-        guarded = torch.as_tensor(notes.get("guarded", 0), dtype=w.dtype, device=w.device)
         one = dataclasses.replace(
             cohort,
             clients=cohort.clients.new_zeros(1),
             weights=torch.ones(1, dtype=torch.float64, device=w.device),
             steps=torch.ones(1, dtype=torch.float64, device=w.device),
         )
-        rule = dataclasses.replace(method, form="client") if isinstance(method, FedDPC) else method
-        step = rule.aggregate(w, server, {"delta": mean[None], "guarded": guarded[None]}, one)
+        step = method.combine(w, server, {"delta": mean[None]}, one)
         told = {"clipped": total.cut / max(len(cohort.clients), 1), "epsilon": self.epsilon(cohort.round)}
         return dataclasses.replace(step, notes={**step.notes, **notes, **told})
 
@@ -120,11 +118,8 @@ def check(method: Method) -> None:
 
 
 def _vectors(method: Method, server: State, up: State, cohort: Cohort) -> tuple[Iterable[Tensor], State]:
-    """Return what the rule averages, one vector a client, in units of the model, and what there is to tell about it."""
+    """Return what the rule averages, one vector per client, in units of the model, and what is reported of it."""
     if not up:
         return (), {}
-    if not isinstance(method, FedDPC):
-        return up["delta"], {}
-    if method.form == "client":
-        return up["delta"], {"guarded": up["guarded"].sum()}
-    return method.transformed(up["delta"], server["delta"], cohort.steps)
+    rows, notes = method.transform(server, up, cohort)
+    return rows["delta"], notes

@@ -1,4 +1,4 @@
-"""What all methods of a comparison share, where one run of it stands, and a round's cohort."""
+"""What all methods of a comparison share, and the cohort of a round."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from feddpc.methods.base import Cohort, Method, State
 from feddpc.privacy import Mechanism
 from feddpc.robust.defense import Defense
 from feddpc.robust.faults import Faults
-from feddpc.round.client_table import ClientTable
-from feddpc.round.meter import Meter
-from feddpc.round.placement import ON_DEVICE, Placement
 from feddpc.round.sampling import Draw, Sampler
+from feddpc.round.server_step import Policies
+from feddpc.round.state import RunState
 from feddpc.tasks.base import Task
 
 Ints = NDArray[np.int64]
@@ -52,6 +51,11 @@ class Federation:
     def population(self) -> int:
         """Number of clients."""
         return len(self.planner.partition)
+
+    @property
+    def policies(self) -> Policies:
+        """What stands between the uploads and the server's step."""
+        return Policies(self.defense, self.privacy)
 
     def look_ahead(self, round: int) -> None:
         """Draw the participants of a round and plan their batches, while the host has nothing else to do."""
@@ -105,41 +109,12 @@ class Federation:
         return self.client_lr * decay, self.server_lr * decay
 
 
-@dataclass
-class RunState:
-    """Where a run stands: the model, all memories, and the last finished round."""
-
-    w: Tensor
-    server: State
-    slots: ClientTable
-    clients: ClientTable
-    round: int = 0
-    meter: Meter = field(default_factory=Meter)
-    watched: State = field(default_factory=dict)  #: what screening, and attackers, remember of earlier rounds
-
-    @classmethod
-    def begin(cls, method: Method, w: Tensor, population: int, placement: Placement = ON_DEVICE) -> RunState:
-        """Return the state before round 1; ``w`` itself is left as it is."""
-        return cls(
-            w=w.clone(),
-            server=method.init_server(w, population),
-            slots=ClientTable(
-                lambda: method.init_slot(w),
-                f"{method.name}: the server's memory of a client",
-                population,
-                placement,
-                "slots",
-            ),
-            clients=ClientTable(
-                lambda: method.init_client(w), f"{method.name}: a client's memory", population, placement, "clients"
-            ),
-        )
-
-
-def gather(federation: Federation, method: Method, progress: RunState, t: int, ids: Ints) -> tuple[BatchPlan, Cohort]:
+def build_cohort(
+    federation: Federation, method: Method, state: RunState, t: int, ids: Ints
+) -> tuple[BatchPlan, Cohort]:
     """Return the batches of clients ``ids`` in round ``t``, and what the server knows about them."""
     client_lr, server_lr = federation.rates(t)
-    device = progress.w.device
+    device = state.w.device
     plan = federation.plan(t, ids)
     cohort = Cohort(
         round=t,
@@ -150,7 +125,8 @@ def gather(federation: Federation, method: Method, progress: RunState, t: int, i
         steps=placed(plan.steps.astype(np.float64), device),
         client_lr=client_lr,
         server_lr=server_lr,
-        slots=progress.slots.read(ids),
+        slots=state.slots.read(ids),
+        samples=placed(plan.sizes, device) if federation.weighting == "samples" else None,
         seed=federation.planner.seed,
     )
     training = method.train_mask(cohort)
@@ -158,8 +134,3 @@ def gather(federation: Federation, method: Method, progress: RunState, t: int, i
         return plan, cohort
     plan = plan.resting(~training)
     return plan, replace(cohort, steps=placed(plan.steps.astype(np.float64), device))
-
-
-def regather(federation: Federation, method: Method, progress: RunState, t: int, ids: Ints) -> Cohort:
-    """Return what the server knows about clients ``ids``, the rest of a cohort that was larger."""
-    return gather(federation, method, progress, t, ids)[1]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from feddpc.tasks.base import Tally
+
 
 @dataclass
 class Meter:
@@ -27,6 +29,11 @@ class Meter:
     down_once: float = 0
     up_once: float = 0
     gradients_once: float = 0
+
+    def add_work(self, now: Tally, before: Tally) -> None:
+        """Count the gradients and passes since ``before``."""
+        self.gradients += now.gradients - before.gradients
+        self.passes += now.passes - before.passes
 
     def summary(self) -> dict[str, float]:
         """Return the counts a participant and round, in multiples of d, and the work a local step."""

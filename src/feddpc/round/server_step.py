@@ -1,11 +1,12 @@
-"""The server's half of a round: which answers count, what rule they go through, and the step that comes of them."""
+"""The server's half of a round, one pure function: which uploads count, the rule they go through, and the step.
+
+It does not know where the uploads came from: the simulator and a real federation both call it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,82 +14,82 @@ from torch import Tensor
 from feddpc.methods.base import Cohort, Method, State, Step
 from feddpc.privacy import Mechanism
 from feddpc.robust.defense import Defense
-from feddpc.round.federation import Federation, Ints, RunState, gather
+
+
+@dataclass(frozen=True)
+class Policies:
+    """What stands between the uploads and the server's step; None means that it is not used."""
+
+    defense: Defense | None = None  #: a bound on norms, and a robust rule
+    privacy: Mechanism | None = None  #: clipping and noise
 
 
 class StepOutcome(NamedTuple):
-    """Whose answers counted (a mask), they as a cohort, and the step that the server makes of them."""
+    """What the server makes of the uploads of a cohort."""
 
-    good: Tensor
-    cohort: Cohort
-    step: Step
+    kept: Tensor  #: whose uploads count, a mask over the cohort
+    cohort: Cohort  #: the clients whose uploads count
+    step: Step | None  #: None if no upload counts: the model stays as it is
+    watched: State  #: what screening remembers for the next round
 
 
 def server_step(
     method: Method,
-    progress: RunState,
-    up: State,
+    w: Tensor,
+    server: State,
+    uploads: State,
     cohort: Cohort,
-    again: Callable[[Ints], Cohort],
-    defense: Defense | None,
-    privacy: Mechanism | None = None,
-    least: int = 1,
-) -> StepOutcome | None:
-    """Return the step that the server makes of what a cohort sent, all of it finite.
+    policies: Policies,
+    watched: State,
+    *,
+    minimum: int = 1,
+) -> StepOutcome:
+    """Screen the uploads of a cohort, all of them finite, apply the robust rule or privacy, and make the step.
 
-    ``again`` returns the cohort of fewer clients. The result is None if fewer than ``least`` are within the bound on
-    norms.
+    If fewer than ``minimum`` uploads are within the bound on norms, none of them counts.
     """
-    w, server = progress.w, progress.server
-    if defense is None:
-        rule = method.aggregate if privacy is None else partial(privacy.step, method)
-        good = torch.ones(len(cohort.clients), dtype=torch.bool, device=w.device)
-        return StepOutcome(good, cohort, rule(w, server, up, cohort))
-    ids: Ints = cohort.clients.cpu().numpy()
-    good, progress.watched = defense.screen(up, cohort.steps != 0, progress.watched)
-    if int(good.sum()) < least:
-        return None
-    if not bool(good.all()):
-        kept, (up,) = select_rows(good, ids, up)
-        cohort = again(kept)
-    if defense.rule is None:
-        return StepOutcome(good, cohort, method.aggregate(w, server, up, cohort))
-    rows, notes = method.rows(server, up, cohort)
-    chosen, rows = defense.judge(rows, cohort.steps != 0)
+    kept = torch.ones(len(cohort.clients), dtype=torch.bool, device=w.device)
+    if not len(kept):
+        # Under privacy an empty round still adds noise, so that it cannot be recognized.
+        step = None if policies.privacy is None else policies.privacy.step(method, w, server, {}, cohort)
+        return StepOutcome(kept, cohort, step, watched)
+    defense = policies.defense
+    if defense is not None:
+        kept, watched = defense.screen(uploads, cohort.steps != 0, watched)
+        if int(kept.sum()) < minimum:
+            none = torch.zeros_like(kept)
+            return StepOutcome(none, cohort.select(none), None, watched)
+        if not bool(kept.all()):
+            uploads, cohort = select_rows(kept, uploads), cohort.select(kept)
+    if defense is None or defense.rule is None:
+        rule = method.aggregate if policies.privacy is None else _private(policies.privacy, method)
+        return StepOutcome(kept, cohort, rule(w, server, uploads, cohort), watched)
+    rows, notes = method.transform(server, uploads, cohort)
+    chosen, judged = defense.judge({key: stacked(value) for key, value in rows.items()}, cohort.steps != 0)
     if not bool(chosen.all()):
-        good = good.masked_scatter(good, chosen)
-        cohort = again(ids[good.cpu().numpy()])
-    step = method.combine(w, server, rows, cohort)
-    return StepOutcome(good, cohort, replace(step, notes={**step.notes, **notes}))
+        kept, cohort = kept.masked_scatter(kept, chosen), cohort.select(chosen)
+    step = method.combine(w, server, judged, cohort)
+    return StepOutcome(kept, cohort, replace(step, notes={**step.notes, **notes}), watched)
 
 
-def empty_round(federation: Federation, method: Method, progress: RunState, t: int) -> dict[str, float]:
-    """No answer can be used: the model stays as it is, but for the noise that has to hide that nobody came."""
-    if federation.privacy is None:
-        progress.server = method.on_empty_round(progress.server)
-        return {}
-    ids = federation.draw(t).invited[:0]
-    _, cohort = gather(federation, method, progress, t, ids)
-    return apply_step(progress, ids, federation.privacy.step(method, progress.w, progress.server, {}, cohort))
+def _private(privacy: Mechanism, method: Method) -> Any:
+    return lambda w, server, uploads, cohort: privacy.step(method, w, server, uploads, cohort)
 
 
-def apply_step(progress: RunState, ids: Ints, step: Step) -> dict[str, float]:
-    """Move the model by what a server rule made of the answers of clients ``ids``; return the method's notes."""
-    step.apply_(progress.w)
-    progress.server = step.server
-    progress.slots.write(ids, step.slots)
-    return {k: float(v) for k, v in step.notes.items()}
+def stacked(rows: Any) -> Tensor:
+    """Return transformed rows as one tensor."""
+    return rows if isinstance(rows, Tensor) else torch.stack(list(rows))
 
 
-def drop_non_finite(ids: Ints, *states: State) -> tuple[Ints, tuple[State, ...]]:
-    """Drop every client with a non-finite number in what it sent or would remember, before any arithmetic sees it."""
-    tensors = [v.reshape(len(ids), -1) for state in states for v in state.values()]
+def finite_rows(*states: State) -> Tensor | None:
+    """Return which clients have only finite numbers in all their rows, a mask; None if all do."""
+    tensors = [rows.reshape(len(rows), -1) for state in states for rows in state.values()]
     # A sum is finite only if all its terms are, and it is one fast pass; the exact look is for the rare other case.
     if all(bool(t.sum().isfinite()) for t in tensors):
-        return ids, states
-    return select_rows(torch.stack([t.isfinite().all(1) for t in tensors]).all(0), ids, *states)
+        return None
+    return torch.stack([t.isfinite().all(1) for t in tensors]).all(0)
 
 
-def select_rows(good: Tensor, ids: Ints, *states: State) -> tuple[Ints, tuple[State, ...]]:
-    """Return the clients of a mask, and their rows."""
-    return ids[good.cpu().numpy()], tuple({k: v[good] for k, v in state.items()} for state in states)
+def select_rows(mask: Tensor, rows: State) -> State:
+    """Return the rows of the clients that ``mask`` marks."""
+    return {key: value[mask] for key, value in rows.items()}

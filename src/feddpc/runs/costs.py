@@ -17,8 +17,8 @@ from feddpc.engines.loop import Loop
 from feddpc.experiment import prepare
 from feddpc.method_setup import apply_method, with_reserve
 from feddpc.methods.base import Method
-from feddpc.round.federation import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 
 #: Clients of the small federation; all of them take part.
 POPULATION = 10

@@ -25,9 +25,10 @@ from feddpc.experiment import Setting
 from feddpc.methods.base import Method
 from feddpc.robust.defense import Defense
 from feddpc.round import sampling
-from feddpc.round.federation import Federation, RunState
+from feddpc.round.federation import Federation
 from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
+from feddpc.round.state import RunState
 
 ENGINES: dict[str, type[Engine]] = {
     engine.name: engine for engine in (Loop, Threads, Stacked, Captured, Streams, Compiled, CompiledStreams)

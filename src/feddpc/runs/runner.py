@@ -24,9 +24,9 @@ from feddpc.experiment import Setting, make_method
 from feddpc.method_setup import apply_method
 from feddpc.methods.base import Method, State
 from feddpc.privacy.mechanism import check
-from feddpc.round.federation import RunState
 from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
+from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.append_log import LogMark
 from feddpc.runs.engine_choice import CHOSEN, choose_engine

@@ -21,16 +21,18 @@ import torch
 from torch import Tensor
 
 from feddpc.data.batches import BatchPlan
-from feddpc.engines.base import Done, Engine, Trained
+from feddpc.engines.base import Engine, Trained
 from feddpc.engines.cuda.buffers import capturing
 from feddpc.engines.cuda.probing import Probing
-from feddpc.engines.cuda.session import Session
+from feddpc.engines.cuda.session import Done, Session
 from feddpc.engines.stacked import Stacked
 from feddpc.methods.base import Cohort, Method, State
+from feddpc.round.exchange import Exchange, count
 from feddpc.tasks.base import Task
 
 if TYPE_CHECKING:
-    from feddpc.round.federation import Federation, RunState
+    from feddpc.round.federation import Federation
+    from feddpc.round.state import RunState
 
 #: Cohort sizes that are captured; a round with yet another one is run by the fallback.
 MOST_SIZES = 4
@@ -86,11 +88,25 @@ class Captured(Engine):
         """Train all clients at once, uncaptured."""
         return self.fallback.train(method, task, w, down, own, plan, lr)
 
+    def exchange(
+        self, federation: Federation, method: Method, state: RunState, plan: BatchPlan, cohort: Cohort, probes: State
+    ) -> Exchange:
+        """Replay training, server step and evaluation from graphs; where that is not possible, run them one by one."""
+        # Noise is drawn, faults are made and rules are applied between training and the step.
+        whole = federation.faults is None and federation.defense is None and federation.privacy is None
+        done = self.replay(federation, method, state, probes, plan, cohort) if whole else None
+        if done is None:
+            return super().exchange(federation, method, state, plan, cohort, probes)
+        state.slots.write(plan.clients, done.slots)
+        state.clients.write(plan.clients, done.own)
+        count(federation, state, plan, *done.sent)
+        return Exchange(plan.clients, done.loss, done.notes, score=done.scored, validation=done.validated)
+
     @torch.no_grad()
-    def round(
+    def replay(
         self, federation: Federation, method: Method, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort
     ) -> Done | None:
-        """Replay a round; None if it must be run otherwise."""
+        """Replay a round; None if it cannot be captured, or was void."""
         judges = federation.evaluate is None, federation.validate
         about = (federation.task, method, federation.client_lr, federation.server_lr, judges)
         if about != self._about:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from feddpc.data.batches import BatchPlan
-from feddpc.engines.base import Done, placed
+from feddpc.engines.base import placed
 from feddpc.engines.cuda.buffers import HostTransfer, Inputs, graph_of, kept
 from feddpc.engines.cuda.compiling import Compiled
 from feddpc.engines.cuda.training import Lanes, Stack, Training
@@ -23,12 +23,25 @@ from feddpc.round.meter import numbers
 from feddpc.tasks.base import Rows
 
 if TYPE_CHECKING:
-    from feddpc.round.federation import Federation, RunState
+    from feddpc.round.federation import Federation
+    from feddpc.round.state import RunState
 
 #: Test images in one pass of a captured evaluation; and of a large network whose convolutions are in true float32.
 TEST_BATCH, SLOW_TEST_BATCH = 2500, 1000
 #: From how many parameters on a network is large.
 LARGE = 1 << 20
+
+
+class Done(NamedTuple):
+    """A captured round: the model is moved already, memories are still to be written."""
+
+    own: State
+    slots: State
+    loss: float
+    notes: dict[str, float]
+    scored: tuple[float, float]  #: accuracy and loss on the test set
+    sent: tuple[int, int]  #: how many numbers went to each client besides the model, and came from all
+    validated: tuple[float, float] | None = None  #: accuracy and loss on samples held out of training
 
 
 class Session:

@@ -1,0 +1,97 @@
+"""What happens between the broadcast and the server's step: clients train, and the server makes a step of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.data.batches import BatchPlan
+from feddpc.methods.base import Cohort, Method, State
+from feddpc.round.chunking import train_in_chunks
+from feddpc.round.meter import numbers
+from feddpc.round.server_step import finite_rows, select_rows, server_step
+
+if TYPE_CHECKING:
+    from feddpc.engines.base import Engine
+    from feddpc.round.federation import Federation
+    from feddpc.round.state import RunState
+
+Ints = NDArray[np.int64]
+#: Accuracy and loss of a model.
+Score = tuple[float, float]
+
+
+class Exchange(NamedTuple):
+    """What came of a round's training and server step; scores only if the engine has them already."""
+
+    kept: Ints  #: clients whose updates count
+    loss: float = math.nan  #: mean training loss
+    notes: dict[str, float] = {}  # noqa: RUF012
+    faults: dict[str, list[int]] = {}  # noqa: RUF012
+    score: Score | None = None
+    validation: Score | None = None
+
+
+def train_and_step(
+    federation: Federation,
+    method: Method,
+    engine: Engine,
+    state: RunState,
+    plan: BatchPlan,
+    cohort: Cohort,
+    probes: State,
+) -> Exchange:
+    """Broadcast, train, simulate faults, screen, step, remember."""
+    ids, policies = plan.clients, federation.policies
+    broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
+    memory = state.clients.read(ids)
+    down = broadcast | federation.kit
+    trained = train_in_chunks(engine, method, federation.task, state.w, down, memory | probes, plan, cohort.client_lr)
+
+    uploads, faults = trained.up, dict[str, list[int]]()
+    if federation.faults is not None:
+        uploads, state.watched, faults = federation.faults.tamper(cohort.round, ids, uploads, state.watched)
+    rows = {"uploads": uploads, "memory": trained.own, "loss": {"loss": trained.loss}}
+    finite = finite_rows(*rows.values())
+    if finite is not None:
+        rows = {name: select_rows(finite, value) for name, value in rows.items()}
+        cohort, ids = cohort.select(finite), ids[finite.cpu().numpy()]
+
+    outcome = server_step(method, state.w, state.server, rows["uploads"], cohort, policies, state.watched)
+    kept = ids[outcome.kept.cpu().numpy()]
+    if federation.faults is not None and outcome.step is not None:
+        outcome = outcome._replace(watched=federation.faults.saw(outcome.step.update, outcome.watched))
+    notes = state.apply(method, outcome, kept)
+    if not len(kept):
+        return Exchange(kept, notes=notes, faults=faults)
+    state.clients.write(kept, select_rows(outcome.kept, rows["memory"]))
+    sent = [*trained.up.values(), *(probes.values() if method.reports else ())]
+    count(federation, state, plan, numbers(broadcast.values()), numbers(sent))
+    losses: Tensor = rows["loss"]["loss"][outcome.kept]
+    loss = losses[outcome.cohort.steps > 0].mean()  # NaN if no client trained
+    return Exchange(kept, float(loss), notes, faults)
+
+
+def empty_exchange(federation: Federation, method: Method, state: RunState, cohort: Cohort) -> Exchange:
+    """No client answered: the method and privacy have rules for that."""
+    nobody = cohort.select(torch.zeros_like(cohort.clients, dtype=torch.bool))
+    outcome = server_step(method, state.w, state.server, {}, nobody, federation.policies, state.watched)
+    none = np.zeros(0, dtype=np.int64)
+    return Exchange(none, notes=state.apply(method, outcome, none))
+
+
+def count(federation: Federation, state: RunState, plan: BatchPlan, down: int, up: int) -> None:
+    """Count what a round moved (to each client besides the model, and from all), and what is remembered now."""
+    meter, m = state.meter, len(plan.clients)
+    meter.d = state.w.numel()
+    meter.clients += m
+    meter.steps += int(federation.planner.steps(plan.sizes).sum())
+    meter.down += m * (meter.d + down)
+    meter.up += up
+    meter.client_state = state.clients.width
+    meter.server_state = numbers(state.server.values()) + len(state.slots) * state.slots.width
