@@ -193,7 +193,7 @@ def test_fastest_goes_on_when_an_engine_cannot_capture(monkeypatch):
     class Broken(Captured):
         name = "broken"
 
-        def round(self, *args):
+        def exchange(self, *args):
             raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setitem(engine_choice.ENGINES, "broken", lambda: Broken(anywhere=True))

@@ -6,7 +6,7 @@ import torch
 
 from feddpc.kernels import row_sums
 from feddpc.methods import FedDPC, _algebra
-from feddpc.methods.feddpc import Stream
+from feddpc.methods._feddpc_forms import Stream
 from support import DEVICE
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels need a GPU")

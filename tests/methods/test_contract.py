@@ -3,6 +3,7 @@
 import tomllib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,10 @@ from feddpc.config import write_toml
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.round.client_table import ClientTable
+from feddpc.round.federation import build_cohort
+from feddpc.round.probes import probe_cohort
 from feddpc.round.round import run_round
+from feddpc.round.server_step import stacked
 from feddpc.round.state import RunState
 from feddpc.runs.record import line
 from support import VARIANTS, run_rounds, same_memories, setting_for
@@ -104,6 +108,33 @@ def test_memories_exist_only_for_clients_that_came(method):
         assert isinstance(memory, ClientTable)
         surveyed = method.surveys and memory is progress.clients
         assert len(memory) == (setting.federation.population if surveyed else len(seen) if memory else 0)
+
+
+@ALL
+def test_who_needs_only_sums_cannot_tell_rows_from_their_mean(method):
+    """And for every method, aggregate is combine after transform."""
+    setting = setting_for(method)
+    progress, _ = run_rounds(setting, method, Loop(), 3)
+    federation, w = setting.federation, progress.w
+    plan, cohort = build_cohort(federation, method, progress, 4, np.array([0, 1, 3, 4]))
+    cohort = replace(cohort, steps=torch.full_like(cohort.steps, 3.0))
+    probes = probe_cohort(federation, method, Loop(), progress, plan, cohort)[2]
+    down = method.broadcast(w, progress.server, probes if method.reports else {}, cohort) | federation.kit
+    own = progress.clients.read(plan.clients) | probes
+    up = Loop().train(method, federation.task, w, down, own, plan, 0.05).up
+    rows, notes = method.transform(progress.server, up, cohort)
+    rows = {k: stacked(v) for k, v in rows.items()}
+    if getattr(method, "guard", "") != "exclude":
+        whole, parts = (f(w, progress.server, x, cohort) for f, x in ((method.aggregate, up), (method.combine, rows)))
+        torch.testing.assert_close(whole.update, parts.update, rtol=0, atol=1e-12)
+        assert whole.notes.keys() == {*parts.notes, *notes}
+    if not method.needs_only_sums or getattr(method, "guard", "") == "exclude":
+        return
+    means = {k: v.mean(0, keepdim=True).expand_as(v) for k, v in rows.items()}
+    one, other = (method.combine(w, progress.server, x, cohort) for x in (rows, means))
+    torch.testing.assert_close(one.update, other.update, rtol=0, atol=1e-12)
+    for key, value in one.server.items():
+        torch.testing.assert_close(other.server[key], value, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from feddpc import methods
 from feddpc.errors import BadInputError
 from feddpc.methods._algebra import project_out, residuals
+from feddpc.methods._feddpc_forms import Stream
 from feddpc.methods.base import ClientContext, Cohort
-from feddpc.methods.feddpc import FedDPC, Stream
+from feddpc.methods.feddpc import FedDPC
 from feddpc.quadratic import trajectory
 from support import Q4
 
@@ -339,7 +340,8 @@ def test_streaming_needs_at_most_four_vectors():
 import sys
 from pathlib import Path
 import torch
-from feddpc.methods.feddpc import FedDPC, Stream
+from feddpc.methods._feddpc_forms import Stream
+from feddpc.methods.feddpc import FedDPC
 d = 24_000_000
 g = torch.ones(d)
 Stream(FedDPC(), g[:600_000]).add(torch.randn(600_000))  # warm up

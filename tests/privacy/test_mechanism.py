@@ -49,9 +49,10 @@ def sent(method, g, u_md, steps):
     """What clients with updates ``u_md`` send."""
     if getattr(method, "form", "") != "client":
         return {"delta": u_md}
-    v_md, notes = dataclasses.replace(method, form="matrix").transformed(u_md, g, steps)
+    group = dataclasses.replace(cohort(len(u_md), 3), steps=steps)
+    rows, notes = dataclasses.replace(method, form="matrix").transform({"delta": g}, {"delta": u_md}, group)
     return {
-        "delta": torch.stack(list(v_md)),
+        "delta": torch.stack(list(rows["delta"])),
         "guarded": torch.zeros(len(u_md), dtype=u_md.dtype) + notes["guarded"] / len(u_md),
     }
 

@@ -7,6 +7,7 @@ import torch
 
 from feddpc import methods
 from feddpc.errors import BadInputError
+from feddpc.methods.base import Cohort
 from feddpc.methods.feddpc import FedDPC
 from feddpc.quadratic import trajectory
 from feddpc.robust import attacks
@@ -76,7 +77,8 @@ def test_all_forms_and_guards_have_the_largest_factor(form, guard):
     x, g = setting(m=3)
     x[0] = attacks.parallel(g, 1e-3)(x)[0]
     rule = FedDPC(form=form, guard=guard, max_scale=10.0)
-    rows = list(rule.transformed(x, g, torch.ones(3))[0])
+    cohort = Cohort(2, torch.arange(3), 3, torch.full((3,), 1 / 3), torch.ones(3), 1.0, 1.0)
+    rows = list(rule.transform({"delta": g}, {"delta": x}, cohort)[0]["delta"])
     assert float(rows[0].norm()) == pytest.approx(1e-2 * float(x[0].norm()), rel=1e-3)
 
 

@@ -12,6 +12,7 @@ from feddpc.errors import BadInputError
 from feddpc.methods import Cohort
 from feddpc.robust import rules
 from feddpc.robust.rules import clipped, coordinate_median, krum_scores, spatial_median, trimmed
+from feddpc.round.server_step import stacked
 
 F64 = torch.float64
 NAMES = [name for name in rules.names() if name != "mean"]
@@ -264,12 +265,12 @@ def test_feddpc_reports_under_a_rule_what_it_reports_without():
     method = methods.create("feddpc")
     cohort = Cohort(2, torch.arange(9), 9, torch.full((9,), 1 / 9, dtype=F64), torch.ones(9), 1.0, 1.0)
     plain = method.aggregate(torch.zeros(3, dtype=F64), {"delta": g}, {"delta": x}, cohort).notes
-    rows, notes = method.rows({"delta": g}, {"delta": x}, cohort)
+    rows, notes = method.transform({"delta": g}, {"delta": x}, cohort)
     assert rows.keys() == {"delta"}
     assert {k: float(v) for k, v in notes.items()} == pytest.approx({k: float(v) for k, v in plain.items()})
     assert float(notes["guarded"]) == 4
     with pytest.raises(BadInputError, match="guard"):
-        methods.create("feddpc", guard="exclude").rows({"delta": g}, {"delta": x}, cohort)
+        methods.create("feddpc", guard="exclude").combine(g, {"delta": g}, {"delta": x}, cohort)
 
 
 LARGEST = torch.finfo(torch.float32).max
@@ -295,7 +296,8 @@ def test_feddpc_under_a_rule_survives_a_client_near_the_largest_number(name, rea
     x, g = cloud(7, 5).float(), cloud(1, 5, seed=1).float()[0]
     x[2] = LARGEST * reach * torch.tensor([1.0, 0.9, 1.0, 1.0, 0.9])
     cohort = Cohort(2, torch.arange(7), 7, torch.full((7,), 1 / 7, dtype=F64), torch.ones(7, dtype=F64), 1.0, 1.0)
-    rows, notes = method.rows({"delta": g}, {"delta": x}, cohort)
+    rows, notes = method.transform({"delta": g}, {"delta": x}, cohort)
+    rows = {"delta": stacked(rows["delta"])}
     assert rows["delta"].isfinite().all()
     assert math.isfinite(float(notes["mean_scale"]))
     kept, chosen = rules.make(name)(rows)

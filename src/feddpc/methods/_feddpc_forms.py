@@ -107,9 +107,7 @@ class FedDPCForms(Method, ABC):
     def mean(self, v: ScaledResiduals | Tensor, g: Tensor, weights: Tensor, client_lr: float | Tensor) -> Tensor:
         """Return the mean of all v_j over ``client_lr``, orthogonal to g."""
         if isinstance(v, Tensor):  # rows that a robust rule, privacy or clients have made
-            self.require(
-                self.guard != "exclude", "guard", "zero, soft or keep with a robust rule"
-            )
+            self.require(self.guard != "exclude", "guard", "zero, soft or keep with a robust rule")
             return self.clean(weighted_sum(weights / client_lr, v), g)
         if self.guard == "exclude":
             weights = torch.where(v.scales.guarded_m, 0.0, weights)

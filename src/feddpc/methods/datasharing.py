@@ -57,6 +57,7 @@ class DataSharing(Method):
         client_work="more samples",
         server_work="warm-up",
     )
+    needs_only_sums: ClassVar[bool] = True
 
     beta: float = 0.05
     fraction: float = 0.5

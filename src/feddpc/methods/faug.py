@@ -71,6 +71,7 @@ class FAug(Method):
         client_work="more samples",
         server_work="GAN",
     )
+    needs_only_sums: ClassVar[bool] = True
 
     seeds: int = 5
     redundant: int = 1

@@ -68,6 +68,7 @@ class FedAlign(Method):
     title: ClassVar[str] = "FedAlign"
     reference: ClassVar[str] = "Mendieta et al., Local Learning Matters, CVPR 2022, arXiv:2111.14213"
     costs: ClassVar[Costs] = Costs(client_work="last stage again, narrow")
+    needs_only_sums: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ("trunk", "last_stage", "top")
 
     mu: float = 0.45

@@ -31,3 +31,4 @@ class FedAvg(Method):
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
     reference: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
+    needs_only_sums: ClassVar[bool] = True

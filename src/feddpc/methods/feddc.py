@@ -55,6 +55,7 @@ class FedDC(Method):
     costs: ClassVar[Costs] = Costs(
         down="2", up="2", client_state="2", server_state="2 / 1", client_work="3d a step", server_work="2d a client"
     )
+    needs_only_sums: ClassVar[bool] = True
 
     alpha: float = 0.01
     form: Literal["code", "paper"] = "code"

@@ -60,6 +60,7 @@ class GMM(Method):
         client_work="more samples",
         server_work="EM",
     )
+    needs_only_sums: ClassVar[bool] = True
 
     components: int = 3
     em_rounds: int = 10

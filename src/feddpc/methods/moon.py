@@ -54,6 +54,7 @@ class MOON(Method):
     title: ClassVar[str] = "MOON"
     reference: ClassVar[str] = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021, arXiv:2103.16257"
     costs: ClassVar[Costs] = Costs(client_state="1", client_work="two extra forward passes")
+    needs_only_sums: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ("features", "head")
 
     mu: float = 1.0
