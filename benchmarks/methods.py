@@ -18,8 +18,8 @@ from feddpc.bench.clock import timed
 from feddpc.bench.workloads import WORKLOADS
 from feddpc.experiment import prepare
 from feddpc.method_setup import apply_method
-from feddpc.round.state import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from feddpc.runs.engine_choice import ENGINES
 
 VARIANTS = {name: {} for name in methods.names()} | {

@@ -17,8 +17,8 @@ from feddpc.bench.workloads import WORKLOADS
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.experiment import prepare
-from feddpc.round.state import RunState
 from feddpc.round.round import run_round
+from feddpc.round.state import RunState
 from feddpc.runs.engine_choice import choose_engine
 
 

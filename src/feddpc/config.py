@@ -64,6 +64,7 @@ class Config:
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     device: str = "auto"
     engine: str = "auto"
+    compile: bool | Literal["auto"] = "auto"
     client_memory: Literal["auto", "device", "host", "disk"] = "auto"
     threads: int | Literal["auto"] | None = None
     hyper: Options = field(default_factory=dict)

@@ -14,7 +14,7 @@ from feddpc.bench.turns import Entrant
 from feddpc.bench.workloads import WORKLOADS, Workload
 from feddpc.config import Config
 from feddpc.data.batches import Planner
-from feddpc.engines.cuda.captured import Captured
+from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.experiment import prepare
 from feddpc.round.round import run_round
@@ -85,7 +85,7 @@ def test_nobody_makes_batches_while_the_clock_runs(monkeypatch):
         return plain(self, round, ids)
 
     monkeypatch.setattr(Planner, "plan", plan)
-    monkeypatch.setattr(turns, "ENGINES", {name: lambda: Captured(anywhere=True) for name in ("one", "two")})
+    monkeypatch.setattr(turns, "ENGINES", {name: lambda: Cuda(anywhere=True) for name in ("one", "two")})
     turns.measure(SMALL, device="cpu", rounds=3)
     runs, rounds = 2 * 2, turns.WARM_UP + 1 + 3
     assert sorted(made) == sorted([*range(1, rounds + 2)] * runs)  # once each, the one after the last included

@@ -4,13 +4,14 @@ import dataclasses
 import gc
 import math
 import weakref
+from functools import partial
 
 import pytest
 import torch
 
 from feddpc import methods
 from feddpc.engines.cuda.buffers import row_classes
-from feddpc.engines.cuda.captured import MOST_PROBES, MOST_SIZES, Captured, Streams
+from feddpc.engines.cuda.captured import MOST_PROBES, MOST_SIZES, Cuda
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.round.round import run_round
@@ -23,13 +24,16 @@ from support import DEVICE, HARD, VARIANTS, compare_with_loop, run_rounds, setti
 PLAIN = [name for name in VARIANTS if " " not in name]
 
 
+STACK, STREAMS = (partial(Cuda, streams=streams) for streams in (False, True))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_captured_round_is_the_loops(name):
-    compare_with_loop(VARIANTS[name], Captured(anywhere=True), {})
+    compare_with_loop(VARIANTS[name], Cuda(anywhere=True), {})
 
 
 @pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("engine", [Captured, Streams])
+@pytest.mark.parametrize("engine", [STACK, STREAMS])
 def test_with_decay_augmentation_weights_and_drop_out(name, engine):
     compare_with_loop(VARIANTS[name], engine(anywhere=True), HARD)
 
@@ -37,17 +41,17 @@ def test_with_decay_augmentation_weights_and_drop_out(name, engine):
 @pytest.mark.parametrize("name", ["feddpc", "fedexp pair"])
 def test_samples_held_out_are_judged_within_the_round(name, monkeypatch):
     """The engine says how the model does on them; nobody evaluates it once more."""
-    compare_with_loop(VARIANTS[name], Captured(anywhere=True), {"validation": 0.2, "seed": 3})
+    compare_with_loop(VARIANTS[name], Cuda(anywhere=True), {"validation": 0.2, "seed": 3})
     setting = setting_for(VARIANTS[name], validation=0.2, seed=3)
     monkeypatch.setattr(type(setting.task), "evaluate", None)
-    _, records = run_rounds(setting, VARIANTS[name], Captured(anywhere=True), 2)
+    _, records = run_rounds(setting, VARIANTS[name], Cuda(anywhere=True), 2)
     assert all(0 <= record.validation[0] <= 1 for record in records)
     assert records[0].validation != (records[0].test_accuracy, records[0].test_loss)
 
 
 def test_nothing_is_captured_again():
     """All rounds of one cohort size use the graphs of the first, however many steps the clients make."""
-    method, engine = methods.create("feddpc"), Captured(anywhere=True)
+    method, engine = methods.create("feddpc"), Cuda(anywhere=True)
     setting = small_setting()
     progress = RunState.begin(method, setting.w0, 8)
     run_round(setting.federation, method, engine, progress)
@@ -60,7 +64,7 @@ def test_nothing_is_captured_again():
 
 
 def test_a_second_run_uses_the_graphs_of_the_first():
-    method, engine, setting = methods.create("scaffold"), Captured(anywhere=True), small_setting()
+    method, engine, setting = methods.create("scaffold"), Cuda(anywhere=True), small_setting()
     one, _ = run_rounds(setting, method, engine, 3)
     kept, captured = one.w.clone(), engine.captures
     two, _ = run_rounds(setting, method, engine, 3)
@@ -69,7 +73,7 @@ def test_a_second_run_uses_the_graphs_of_the_first():
 
 
 def test_cohorts_of_many_sizes_are_captured_up_to_a_limit():
-    method, engine = methods.create("fedavg"), Captured(anywhere=True)
+    method, engine = methods.create("fedavg"), Cuda(anywhere=True)
     setting = small_setting(participation="bernoulli", cohort=4)
     a, left = run_rounds(setting, method, Loop(), 12)
     b, _ = run_rounds(setting, method, engine, 12)
@@ -79,7 +83,7 @@ def test_cohorts_of_many_sizes_are_captured_up_to_a_limit():
 
 
 @pytest.mark.parametrize("name", ["feddpc", "scaffold", "fedvarp"])
-@pytest.mark.parametrize("engine", [Captured, Streams])
+@pytest.mark.parametrize("engine", [STACK, STREAMS])
 def test_a_bad_client_makes_the_round_void_and_is_then_screened(name, engine):
     """The round is repeated without graphs, with the same result as in the loop, and later rounds go on captured."""
     method, machine = methods.create(name), engine(anywhere=True)
@@ -99,7 +103,7 @@ def test_a_bad_client_makes_the_round_void_and_is_then_screened(name, engine):
     assert machine.void == sum(4 in r.rejected for r in records)
 
 
-@pytest.mark.parametrize("engine", [Captured, Streams])
+@pytest.mark.parametrize("engine", [STACK, STREAMS])
 @pytest.mark.parametrize("name", ["feddpc", "fedamd", "scaffold"])
 def test_the_memory_of_a_run_is_free_at_once(name, engine):
     """Without the garbage collector, which comes when it likes; and the engine can be used again."""
@@ -123,19 +127,19 @@ def test_the_memory_of_a_run_is_free_at_once(name, engine):
 
 
 def test_a_run_that_has_ended_keeps_no_graphs(monkeypatch):
-    machine = Captured(anywhere=True)
-    monkeypatch.setitem(engine_choice.ENGINES, "graph", lambda: machine)
+    machine = Cuda(anywhere=True)
+    monkeypatch.setitem(engine_choice.ENGINES, "cuda", lambda **_: machine)
     seen = []
     setting, method = small_setting(rounds=3), methods.create("feddpc")
-    execute(setting, method=method, engine="graph", on_round=lambda _: seen.append(len(machine._sessions)))
+    execute(setting, method=method, engine="cuda", on_round=lambda _: seen.append(len(machine._sessions)))
     assert seen == [1, 1, 1]
     assert machine._sessions == {}
 
 
 def test_a_device_that_failed_does_not_hide_why(monkeypatch, tmp_path):
     """What a run ended with is told, its folder is closed, and all graphs are forgotten."""
-    machine, left = Captured(anywhere=True), []
-    monkeypatch.setitem(engine_choice.ENGINES, "graph", lambda: machine)
+    machine, left = Cuda(anywhere=True), []
+    monkeypatch.setitem(engine_choice.ENGINES, "cuda", lambda **_: machine)
 
     def broken(self):
         left.append(self)
@@ -147,29 +151,29 @@ def test_a_device_that_failed_does_not_hide_why(monkeypatch, tmp_path):
     monkeypatch.setattr("feddpc.engines.cuda.session.Session.release", broken)
     setting, method = small_setting(rounds=3), methods.create("feddpc")
     with pytest.raises(KeyError, match="the disk"):
-        execute(setting, method=method, engine="graph", out=tmp_path / "run", on_round=stop)
+        execute(setting, method=method, engine="cuda", out=tmp_path / "run", on_round=stop)
     assert len(left) == 1
     assert machine._sessions == {}
     monkeypatch.undo()
-    monkeypatch.setitem(engine_choice.ENGINES, "graph", lambda: machine)
-    again = execute(setting, method=method, engine="graph", out=tmp_path / "run", resume=True)
+    monkeypatch.setitem(engine_choice.ENGINES, "cuda", lambda **_: machine)
+    again = execute(setting, method=method, engine="cuda", out=tmp_path / "run", resume=True)
     assert again.status == "finished"
 
 
 def test_a_resumed_run_goes_on_captured(tmp_path, monkeypatch):
     """Bit for bit, with a checkpoint in between."""
-    monkeypatch.setitem(engine_choice.ENGINES, "graph", lambda: Captured(anywhere=True))
+    monkeypatch.setitem(engine_choice.ENGINES, "cuda", lambda **_: Cuda(anywhere=True))
     method = methods.create("feddc")
-    whole = execute(small_setting(rounds=6), method=method, engine="graph", out=tmp_path / "a", checkpoint_seconds=0)
-    execute(small_setting(rounds=3), method=method, engine="graph", out=tmp_path / "b", checkpoint_seconds=0)
+    whole = execute(small_setting(rounds=6), method=method, engine="cuda", out=tmp_path / "a", checkpoint_seconds=0)
+    execute(small_setting(rounds=3), method=method, engine="cuda", out=tmp_path / "b", checkpoint_seconds=0)
     again = execute(
-        small_setting(rounds=6), method=method, engine="graph", out=tmp_path / "b", resume=True, checkpoint_seconds=0
+        small_setting(rounds=6), method=method, engine="cuda", out=tmp_path / "b", resume=True, checkpoint_seconds=0
     )
     assert torch.equal(whole.w, again.w)
 
 
 def test_without_evaluation():
-    method, engine, setting = methods.create("fedavg"), Captured(anywhere=True), small_setting()
+    method, engine, setting = methods.create("fedavg"), Cuda(anywhere=True), small_setting()
     quiet = dataclasses.replace(setting, federation=dataclasses.replace(setting.federation, evaluate=None))
     progress, records = run_rounds(quiet, method, engine, 2)
     assert all(math.isnan(r.test_accuracy) for r in records)
@@ -180,17 +184,17 @@ def test_without_evaluation():
 def test_graphs_are_refused_without_a_gpu_and_taken_by_auto_with_one():
     setting = small_setting()
     if DEVICE == "cpu":
-        with pytest.raises(BadInputError, match="engine 'graph' cannot be used: graphs need a GPU"):
-            choose_engine("graph", setting, methods.create("fedavg"))
+        with pytest.raises(BadInputError, match="engine 'cuda' cannot be used: graphs need a GPU"):
+            choose_engine("cuda", setting, methods.create("fedavg"))
     engine, _ = choose_engine("auto", setting, methods.create("fedavg"))
-    assert (engine.name == "graph") == (DEVICE == "cuda")
+    assert (engine.name == "cuda") == (DEVICE == "cuda")
 
 
 @pytest.mark.filterwarnings("ignore:engine 'fastest'")
 def test_fastest_goes_on_when_an_engine_cannot_capture(monkeypatch):
     """And tries no compiled engine for six rounds."""
 
-    class Broken(Captured):
+    class Broken(Cuda):
         name = "broken"
 
         def exchange(self, *args):
@@ -223,7 +227,7 @@ def test_what_was_planned_ahead_is_what_would_be_planned_then():
 def test_probes_are_captured_once_for_a_shape(name):
     """Later rounds ask from the graphs of the first ones, and shapes that come too late are asked without."""
     name = next(n for n in VARIANTS if all(word in n for word in name.split()))
-    method, engine = VARIANTS[name], Captured(anywhere=True)
+    method, engine = VARIANTS[name], Cuda(anywhere=True)
     setting = setting_for(method)
     _, records = run_rounds(setting, method, engine, 12)
     assert 0 < len(engine._probes) <= MOST_PROBES
@@ -238,6 +242,6 @@ def test_probes_beyond_the_last_shape_are_asked_without_a_graph(monkeypatch):
 
     monkeypatch.setattr(captured, "MOST_PROBES", 0)
     method = VARIANTS[next(n for n in VARIANTS if "fedga" in n and "fresh" in n)]
-    engine = Captured(anywhere=True)
+    engine = Cuda(anywhere=True)
     compare_with_loop(method, engine, {}, rounds=2)
     assert not engine._probes

@@ -24,7 +24,7 @@ from support import DEVICE, blobs, small_setting, uneven
 FEDAVG = methods.create("fedavg")
 SMALL = {"clients": 100, "cohort": 10, "rounds": 3, "device": DEVICE}
 #: What auto takes for small models, and another engine that pads.
-AUTO = "stacked" if DEVICE == "cpu" else "graph"
+AUTO = "stacked" if DEVICE == "cpu" else "cuda"
 
 
 def simulate(**values):
@@ -219,7 +219,7 @@ def test_fastest_times_and_says_so():
     with pytest.warns(UserWarning, match="last digits"):
         engine, seconds = choose_engine("fastest", small_setting(), FEDAVG)
     assert engine.name in seconds
-    assert set(seconds) == {"loop", "threads", "stacked"} if DEVICE == "cpu" else "graph" in seconds
+    assert set(seconds) == {"loop", "threads", "stacked"} if DEVICE == "cpu" else "cuda" in seconds
 
 
 def test_fastest_leaves_out_what_differs(monkeypatch):

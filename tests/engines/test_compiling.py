@@ -14,8 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from feddpc import methods
 from feddpc.engines.cuda import compiling
-from feddpc.engines.cuda.captured import Compiled as CompiledStack
-from feddpc.engines.cuda.captured import CompiledStreams
+from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.methods import FedProx
 from feddpc.methods.base import Method
@@ -24,6 +23,7 @@ from feddpc.models.resnet import ResNet18
 from feddpc.runs.concurrent import clone_for_thread
 from support import HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, small_setting
 
+CompiledStack, CompiledStreams = (functools.partial(Cuda, compile=True, streams=s) for s in (False, True))
 LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["apart", "together"])
 
 

@@ -10,7 +10,7 @@ import torch
 import feddpc
 from feddpc import methods
 from feddpc.cli import main
-from feddpc.engines.cuda.captured import Captured
+from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
@@ -32,7 +32,7 @@ def private(**values):
 
 
 @METHODS
-@pytest.mark.parametrize("engine", [Stacked(), Threads(), Captured(anywhere=True)], ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", [Stacked(), Threads(), Cuda(anywhere=True)], ids=lambda e: e.name)
 def test_engines_agree(name, engine):
     setting, method = private(augment=True, lr_decay=0.9, dropout=0.3), VARIANTS[name]
     a, left = run_rounds(setting, method, Loop(), 6)

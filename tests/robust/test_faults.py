@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from feddpc import methods
-from feddpc.engines.cuda.captured import Captured
+from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.robust import attacks, faults
@@ -138,7 +138,7 @@ def test_bad_tables_say_what_to_do(table, words):
 )
 def test_engines_agree(name, how):
     """A captured engine declines such rounds, and trains all clients at once instead: the same numbers."""
-    compare_with_loop(methods.create(name), Captured(anywhere=True), how)
+    compare_with_loop(methods.create(name), Cuda(anywhere=True), how)
 
 
 def test_records_say_who_did_what():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from feddpc import methods
-from feddpc.engines.cuda.captured import Captured
+from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.cuda.training import Stack
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
@@ -75,7 +75,7 @@ def test_a_second_attempt_to_capture_counts_nothing_twice(name, fails, monkeypat
 
     monkeypatch.setattr(Stack, fails, full_at_first)
     method, setting = VARIANTS[name], setting_for(VARIANTS[name])
-    progress, _ = run_rounds(setting, method, Captured(anywhere=True), 3)
+    progress, _ = run_rounds(setting, method, Cuda(anywhere=True), 3)
     other, _ = run_rounds(setting, method, Loop(), 3)
     assert len(tries) == 2
     assert progress.meter == other.meter
@@ -86,7 +86,7 @@ def test_rounds_too_large_to_capture_go_on_uncaptured(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("feddpc.engines.cuda.session.Session._warm", full)
-    method, setting, engine = methods.create("feddpc"), small_setting(), Captured(anywhere=True)
+    method, setting, engine = methods.create("feddpc"), small_setting(), Cuda(anywhere=True)
     with pytest.warns(UserWarning, match="no device memory to capture rounds of 4 clients"):
         progress, _ = run_rounds(setting, method, engine, 3)
     other, _ = run_rounds(setting, method, Loop(), 3)

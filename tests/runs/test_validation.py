@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from feddpc import methods, simulate
 from feddpc.config import Config
-from feddpc.engines.cuda.captured import Captured
+from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
@@ -65,7 +65,7 @@ def test_no_method_gets_at_them(name):
 
 
 @pytest.mark.parametrize("name", ["feddpc", "moon", "faug", "feddyn clients", "fedexp pair"])
-@pytest.mark.parametrize("engine", [Loop, Threads, Stacked, lambda: Captured(anywhere=True)])
+@pytest.mark.parametrize("engine", [Loop, Threads, Stacked, lambda: Cuda(anywhere=True)])
 def test_every_engine_judges_the_model_that_the_test_set_judges(name, engine):
     """With the held-out samples as test set, both columns are the same."""
     method = VARIANTS[name]

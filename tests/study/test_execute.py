@@ -253,7 +253,7 @@ def test_an_item_that_fails_stops_nobody_and_is_tried_again(tmp_path, whole, mon
 
 
 def test_an_item_of_a_refused_engine_fails_with_the_reason(tmp_path):
-    (outcome,) = execute([Item(config(engine="graph"))], tmp_path)
+    (outcome,) = execute([Item(config(engine="cuda"))], tmp_path)
     assert (outcome.status, "graphs need a GPU" in outcome.message) == ("failed", True)
 
 

@@ -6,6 +6,7 @@ import statistics
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from feddpc.bench.clock import timed
 from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import Workload
 from feddpc.config import Config
+from feddpc.engines.base import Engine
+from feddpc.engines.cuda.captured import Cuda
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.experiment import Setting, prepare
 from feddpc.method_setup import apply_method
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
-from feddpc.runs.engine_choice import ENGINES
+from feddpc.runs import engine_choice
 from feddpc.torch_globals import set_precision
 
 WARM_UP = 2
@@ -35,6 +38,10 @@ Tell = Callable[[str], None]
 def precisions() -> list[str]:
     """Return the precisions that a configuration may name, the default one first."""
     return sorted(typing.get_args(typing.get_type_hints(Config)["precision"]), key=lambda p: p != Config.precision)
+
+
+#: What is measured: every engine, and the one for GPUs with its compiler.
+ENGINES: dict[str, Callable[[], Engine]] = {**engine_choice.ENGINES, "cuda-compiled": partial(Cuda, compile=True)}
 
 
 @dataclass(eq=False)

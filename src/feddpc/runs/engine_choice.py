@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from feddpc import models
+from feddpc.config import Config
 from feddpc.data.partition import Partition
 from feddpc.engines.base import Engine
-from feddpc.engines.cuda.captured import Captured, Compiled, CompiledStreams, Streams
+from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
@@ -30,16 +31,14 @@ from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
 
-ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (Loop, Threads, Stacked, Captured, Streams, Compiled, CompiledStreams)
-}
+ENGINES: dict[str, Callable[..., Engine]] = {"loop": Loop, "threads": Threads, "stacked": Stacked, "cuda": Cuda}
 #: Names that stand for an engine which is chosen when a run starts.
 CHOSEN = ("auto", "fastest")
 #: On a CPU, clients are stacked while one local step is at most this much work (parameters times batch size) and the
 #: cohort at least this large: then calls cost more than arithmetic.
 SMALL_STEP, SMALL_COHORT = 1 << 17, 5
-#: From so many parameters on, a GPU runs clients side by side on streams instead of in one stack.
-LARGE_MODEL = 1 << 20
+#: ``fastest`` compiles only for runs that last so many seconds, or compiling would take longer than it could save.
+WORTH_COMPILING = 150.0
 #: How closely an engine must agree with ``loop`` on code of the user's own, by precision of the comparison.
 TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
 #: Models larger than this are compared in the run's own precision: a copy in float64 could be too much memory.
@@ -61,7 +60,7 @@ def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, 
         return _fastest(setting, method)
     if name != "auto" and name not in ENGINES:
         raise unknown("engine", name, [*CHOSEN, *ENGINES])
-    engine = ENGINES[rule(setting) if name == "auto" else name]()
+    engine = make_engine(rule(setting) if name == "auto" else name, setting.config)
     why = _objection(engine, setting, method)
     if why is None:
         return engine, {}
@@ -72,12 +71,17 @@ def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, 
     return Loop(), {}
 
 
+def make_engine(name: str, config: Config) -> Engine:
+    """Return the engine ``name``; ``auto`` compiles nothing, because that takes longer than most runs."""
+    return ENGINES[name](compile=config.compile is True) if name == "cuda" else ENGINES[name]()
+
+
 def rule(setting: Setting) -> str:
     """Return the name of the engine that ``auto`` stands for: a function of device, model size, batch and cohort."""
     config, d = setting.config, setting.task.d
     device = setting.w0.device.type
     if device == "cuda":
-        return "streams" if d >= LARGE_MODEL else "graph"
+        return "cuda"
     if device != "cpu" or config.cohort == 1:
         return "loop"
     small = d * (config.batch_size or 1) <= SMALL_STEP and config.cohort >= SMALL_COHORT
@@ -97,31 +101,37 @@ def _fastest(setting: Setting, method: Method) -> tuple[Engine, dict[str, float]
     Another engine than ``loop`` must be a tenth faster.
     """
     seconds: dict[str, float] = {}
-    able: list[Engine] = []
-    for engine in (kind() for kind in ENGINES.values()):
-        if engine.patience and setting.config.rounds * min(seconds.values()) < engine.patience:
-            continue  # compiling would take longer than it could save
+    able: dict[str, Engine] = {}
+    for label, engine in _candidates(setting, seconds):
         if _objection(engine, setting, method):
             continue
         try:
-            seconds[engine.name] = _timed(engine, setting, method)
+            seconds[label] = _timed(engine, setting, method)
         except RuntimeError as error:
             if not engine.captures_rounds:
                 raise
             warnings.warn(f"engine {engine.name!r} cannot run {method.name} here: {_short(error)}", stacklevel=3)
             continue
-        able.append(engine)
-    best = min(able, key=lambda e: seconds[e.name] * (1.0 if e.name == "loop" else 1.1))
-    for other in able:
-        if other is not best:
-            other.release()
-    if len(able) > 1:
+        able[label] = engine
+    chosen = min(able, key=lambda label: seconds[label] * (1.0 if label == "loop" else 1.1))
+    best = able.pop(chosen)
+    for other in able.values():
+        other.release()
+    if able:
         warnings.warn(
-            f"engine 'fastest' took {best.name!r} by the clock: another call may take another engine, whose last "
+            f"engine 'fastest' took {chosen!r} by the clock: another call may take another engine, whose last "
             "digits differ",
             stacklevel=3,
         )
     return best, seconds
+
+
+def _candidates(setting: Setting, seconds: dict[str, float]) -> Iterator[tuple[str, Engine]]:
+    for name in ENGINES:
+        yield name, make_engine(name, dataclasses.replace(setting.config, compile=False))
+    long = setting.config.rounds * min(seconds.values()) >= WORTH_COMPILING
+    if setting.config.compile is True or (setting.config.compile == "auto" and long):
+        yield "cuda, compiled", make_engine("cuda", dataclasses.replace(setting.config, compile=True))
 
 
 def _timed(engine: Engine, setting: Setting, method: Method) -> float:
@@ -264,7 +274,7 @@ def _key(engine: Engine, setting: Setting, method: Method) -> object:
     about = (config.precision, str(setting.w0.device), config.weighting, config.batch_size)
     policies = bool(config.faults or config.screen or config.privacy or config.rule != "mean")
     code = (type(method), _source(type(method)), repr(method.hyper()), parts)
-    return (engine.name, code, shapes, samples, about, policies, setting.federation.population)
+    return (engine.name, config.compile, code, shapes, samples, about, policies, setting.federation.population)
 
 
 def _code(part: nn.Module) -> tuple[Any, ...]:

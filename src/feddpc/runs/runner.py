@@ -149,7 +149,8 @@ def execute(
     machine, timings = choose_engine(wanted, setting, method)
     kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
     kind = resolve(kind, method, setting.w0, setting.federation.population)
-    config = dataclasses.replace(config, engine=machine.name, client_memory=kind)
+    compiles = getattr(machine, "compile", False)
+    config = dataclasses.replace(config, engine=machine.name, compile=compiles, client_memory=kind)
     placement = Placement(kind, out / "checkpoint" if out is not None else None)
     progress = RunState.begin(method, setting.w0, setting.federation.population, placement)
     folder: RunFolder | None = None

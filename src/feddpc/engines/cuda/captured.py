@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from feddpc.round.federation import Federation
     from feddpc.round.state import RunState
 
+#: From so many parameters on, clients run on streams of their own instead of in one stack.
+LARGE_MODEL = 1 << 20
 #: Cohort sizes that are captured; a round with yet another one is run by the fallback.
 MOST_SIZES = 4
 
@@ -42,16 +44,21 @@ MOST_SIZES = 4
 MOST_PROBES = 24
 
 
-class Captured(Engine):
-    """All clients at once through ``vmap``, captured."""
+class Cuda(Engine):
+    """Whole rounds on a GPU, captured in CUDA graphs.
 
-    name: ClassVar[str] = "graph"
+    Args:
+        compile: compile the steps first: seconds to minutes before round 1, then faster rounds.
+        streams: run every client on a stream of its own, instead of all clients in one stack through ``vmap``. By
+            default that is decided by the size of the model.
+        anywhere: also run without a GPU, where a graph is just the code that it was made of; for tests.
+    """
+
+    name: ClassVar[str] = "cuda"
     captures_rounds: ClassVar[bool] = True
-    streams: ClassVar[bool] = False
-    compiles: ClassVar[bool] = False
 
-    def __init__(self, *, anywhere: bool = False) -> None:
-        self.anywhere = anywhere  #: also without a GPU, where a graph is just what it was made of: for tests
+    def __init__(self, *, compile: bool = False, streams: bool | None = None, anywhere: bool = False) -> None:
+        self.compile, self.streams, self.anywhere = compile, streams, anywhere
         self.fallback = Stacked()
         self.captures = 0  #: graphs captured so far, for whoever wants to see that it stops
         self.void = 0  #: rounds repeated because of a non-finite number
@@ -146,12 +153,13 @@ class Captured(Engine):
             while graphs:
                 graphs.popitem()[1].release()
 
-    def _session(self, *about: Any) -> Session | None:
+    def _session(self, federation: Federation, *about: Any) -> Session | None:
         """Capture; if memory does not suffice, once more after all garbage was cleared away, then None."""
+        streams = federation.task.d >= LARGE_MODEL if self.streams is None else self.streams
         for _ in range(2):
             try:
                 with capturing():
-                    return Session(*about, streams=self.streams, compiles=self.compiles)
+                    return Session(federation, *about, streams=streams, compiles=self.compile)
             except torch.OutOfMemoryError:
                 pass
             # Outside the handler, which would keep the failed attempt alive.
@@ -160,26 +168,3 @@ class Captured(Engine):
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
         return None
-
-
-class Streams(Captured):
-    """One client after the other, each on a stream of its own, captured."""
-
-    name: ClassVar[str] = "streams"
-    streams: ClassVar[bool] = True
-
-
-class Compiled(Captured):
-    """All clients at once, compiled and captured: seconds to minutes of compiling, then faster rounds."""
-
-    name: ClassVar[str] = "graph-compiled"
-    compiles: ClassVar[bool] = True
-    patience: ClassVar[float] = 150.0
-
-
-class CompiledStreams(Streams):
-    """A compiled step for each client on a stream of its own, captured."""
-
-    name: ClassVar[str] = "streams-compiled"
-    compiles: ClassVar[bool] = True
-    patience: ClassVar[float] = 150.0
