@@ -60,6 +60,9 @@ def lines(folder: Path) -> list[dict]:
     return [{k: v for k, v in r.items() if k != "seconds"} for r in record.read_records(folder / "rounds.jsonl")]
 
 
+NOTES = ["checkpoint.json", "checkpoint.previous.json"]
+
+
 def names(out):
     return sorted(p.name for p in (out / "checkpoint").iterdir())
 
@@ -85,7 +88,8 @@ def test_placements_give_the_same_run(tmp_path, whole, kind):
     assert torch.equal(run(None, kind).w, outcome.w)
     assert outcome.config.client_memory == record.load_config(tmp_path / "r").client_memory == kind
     on_disk = ["clients.rows", "slots.rows"] if kind == "disk" else []
-    assert names(tmp_path / "r") == ["checkpoint.json", *on_disk[:1], "round-0000006.safetensors", *on_disk[1:]]
+    states = ["round-0000005.safetensors", "round-0000006.safetensors"]
+    assert names(tmp_path / "r") == [*NOTES, *on_disk[:1], *states, *on_disk[1:]]
 
 
 def test_auto_is_resolved_and_written_down(tmp_path):
@@ -95,7 +99,7 @@ def test_auto_is_resolved_and_written_down(tmp_path):
 
 def test_a_method_without_memory_leaves_no_file(tmp_path):
     run(tmp_path / "r", "disk", method=methods.create("fedavg"))
-    assert names(tmp_path / "r") == ["checkpoint.json", "round-0000006.safetensors"]
+    assert names(tmp_path / "r") == [*NOTES, "round-0000005.safetensors", "round-0000006.safetensors"]
 
 
 @pytest.mark.parametrize("moment", ["before the rows", "before the file", "before the index", "after it"])

@@ -12,7 +12,7 @@ from support import small_setting
 
 #: By the method that has such files. What a memory on disk holds is checked row by row: see test_client_memory.py.
 FILES = {
-    "scaffold": ("checkpoint/checkpoint.json", "checkpoint/round-*.safetensors", "rounds.jsonl"),
+    "scaffold": ("rounds.jsonl",),
     "gmm": ("learned.safetensors", "environment.json", "config.toml"),
 }
 DAMAGE = {
@@ -80,3 +80,46 @@ def test_damage_is_named_and_nothing_is_changed(killed, tmp_path, how):
             assert contents(folder) == before
             path.write_bytes(good)
         assert torch.equal(run(method, folder).w, w)
+
+
+LAST = ("checkpoint.json", "round-0000003.safetensors")
+BEFORE = ("checkpoint.previous.json", "round-0000002.safetensors")
+
+
+def hurt(path, how):
+    path.unlink() if DAMAGE[how] is None else path.write_bytes(DAMAGE[how](path.read_bytes()))
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", LAST)
+def test_a_damaged_checkpoint_costs_the_rounds_since_the_one_before(killed, tmp_path, how, name):
+    """And the run ends as if nothing had happened, rows on disk included."""
+    method, cut, w = killed
+    folder = shutil.copytree(cut, tmp_path / "run")
+    hurt(folder / "checkpoint" / name, how)
+    with pytest.warns(UserWarning, match="of round 2"):
+        again = run(method, folder)
+    assert torch.equal(again.w, w)
+    assert [record["round"] for record in again.records] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_damage_of_the_older_checkpoint_goes_unnoticed(killed, tmp_path, name):
+    method, cut, w = killed
+    folder = shutil.copytree(cut, tmp_path / "run")
+    hurt(folder / "checkpoint" / name, "emptied")
+    assert torch.equal(run(method, folder).w, w)
+
+
+@pytest.mark.parametrize("how", ["a bit in the middle", "gone"])
+@pytest.mark.parametrize("names", [(LAST[0], BEFORE[0]), (LAST[1], BEFORE[1]), (LAST[0], BEFORE[1])])
+def test_if_both_are_damaged_it_is_said_and_nothing_is_changed(killed, tmp_path, how, names):
+    method, cut, _ = killed
+    folder = shutil.copytree(cut, tmp_path / "run")
+    for name in names:
+        hurt(folder / "checkpoint" / name, how)
+    before = contents(folder)
+    with pytest.raises(RunFolderError) as said:
+        run(method, folder)
+    assert names[0] in str(said.value) or "checkpoint" in str(said.value)
+    assert contents(folder) == before

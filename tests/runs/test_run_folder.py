@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import json
 import os
-import re
 import shutil
 import stat
 from pathlib import Path
@@ -203,25 +202,12 @@ def test_two_processes_on_one_folder(tmp_path):
     held.close()
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "index", "format"])
-def test_a_damaged_checkpoint_is_said_and_kept(tmp_path, damage):
+def test_a_checkpoint_of_another_version_is_an_error_and_not_a_reason_to_go_back(tmp_path):
     interrupted(tmp_path / "r", 3)
-    (state,) = (tmp_path / "r" / "checkpoint").glob("*.safetensors")
     index = tmp_path / "r" / "checkpoint" / "checkpoint.json"
-    data = bytearray(state.read_bytes())
-    if damage == "flip":
-        data[-3] ^= 1
-        state.write_bytes(data)
-    elif damage == "truncate":
-        state.write_bytes(data[:-100])
-    elif damage == "missing":
-        state.unlink()
-    elif damage == "index":
-        index.write_text("{")
-    else:
-        index.write_text(index.read_text().replace('"format": 3', '"format": 99'))
+    index.write_text(index.read_text().replace('"format": 3', '"format": 99'))
     before = (tmp_path / "r" / "rounds.jsonl").read_bytes()
-    with pytest.raises(RunFolderError, match=r"checksum|cannot be read|format 99"):
+    with pytest.raises(RunFolderError, match="format 99"):
         run(tmp_path / "r", resume=True)
     assert (tmp_path / "r" / "rounds.jsonl").read_bytes() == before
 
@@ -395,16 +381,6 @@ def test_files_have_the_mode_that_the_user_wants(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "note").stat().st_mode) == 0o600
-
-
-def test_a_hyper_parameter_that_came_later_is_what_it_was_not(tmp_path):
-    """Runs of FedDPC before there was a bound on the factor had none."""
-    run(tmp_path / "r")
-    path = tmp_path / "r" / "config.toml"
-    text = path.read_text()
-    assert "max_scale = 0.0" in text
-    path.write_text(re.sub("max_scale = .*\n", "", text))
-    assert record.load_config(tmp_path / "r").hyper["max_scale"] == 0.0
 
 
 def test_other_samples_are_other_data():

@@ -120,6 +120,7 @@ class OnDisk:
         self._end = 0  # slots in the file
         self._free: list[int] = []
         self._kept: frozenset[int] = frozenset()  # slots of the last complete checkpoint
+        self._older: frozenset[int] = frozenset()  # slots of the checkpoint before it
         self._offered: frozenset[int] = frozenset()  # slots of the latest export
 
     def read(self, rows: Sequence[int], into: State, at: Sequence[int]) -> None:
@@ -169,8 +170,8 @@ class OnDisk:
         return found
 
     def committed(self) -> None:
-        """Free the slots that only the checkpoint before needed."""
-        self._kept = self._offered
+        """Free the slots that only checkpoints before the last two needed."""
+        self._older, self._kept = self._kept, self._offered
         self._recount()
 
     def adopt(self, slots: Sequence[int], sums: Sequence[int] = ()) -> None:
@@ -189,7 +190,7 @@ class OnDisk:
         self.committed()
 
     def _recount(self) -> None:
-        used = self._kept | self._offered | set(self._slot.values())
+        used = self._older | self._kept | self._offered | set(self._slot.values())
         self._free = [slot for slot in reversed(range(self._end)) if slot not in used]
 
     def _writable(self, row: int) -> int:

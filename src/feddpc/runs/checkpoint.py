@@ -1,9 +1,13 @@
-"""Checkpoints: the whole state of a run in one safetensors file, and a small JSON that names the valid one."""
+"""Checkpoints: the whole state of a run in one safetensors file, and a small JSON note that names the valid one.
+
+The checkpoint before the last one is kept too. If the last one turns out to be damaged, the run continues from there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +32,12 @@ FORMAT = 3
 READ = (2, FORMAT)
 #: How the names of tensors begin that belong to ``Progress.watched``.
 WATCHED = "watched/"
+#: The notes of the last checkpoint and of the one before it.
+NOTE, OLDER_NOTE = "checkpoint.json", "checkpoint.previous.json"
+
+
+class OtherFormatError(RunFolderError):
+    """The checkpoint was written by a version with another format."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +59,13 @@ def save(
     diverged: str | None = None,
     beside: Mapping[str, LogMark] | None = None,
 ) -> None:
-    """Write the state after ``progress.round``; the previous checkpoint stays valid until this one is complete.
+    """Write the state after ``progress.round``; the previous checkpoint stays valid, and is kept as a fallback.
 
     ``records`` and the marks of files ``beside`` them say how much of these is on the disk, and belongs to the state.
 
     Memories on disk bring their rows there when they export; the checkpoint says where.
     """
-    index = folder / "checkpoint.json"
+    index, older = folder / NOTE, folder / OLDER_NOTE
     with explain_os_errors(folder):
         folder.mkdir(exist_ok=True)
         if not index.exists():
@@ -80,10 +90,13 @@ def save(
         "diverged": diverged,
         "meter": asdict(progress.meter),
     }
+    with explain_os_errors(folder):
+        before = index.read_text(encoding="utf-8")
+    replace_text(older, before)
     _write_note(index, note)
     for memory in memories.values():
         memory.committed()
-    kept = {name} | {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
+    kept = {name, _file_named_in(before)} | {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
     with explain_os_errors(folder):
         for old in [*folder.glob("round-*.safetensors"), *folder.glob("*.rows")]:
             if old.name not in kept:
@@ -91,8 +104,26 @@ def save(
 
 
 def load(folder: Path) -> Saved | None:
-    """Return the last complete checkpoint, None if there is none yet; a damaged one is an error."""
-    index = folder / "checkpoint.json"
+    """Return the last complete checkpoint, None if there is none yet.
+
+    If it is damaged, return the one before it, with a warning; if both are, raise an error.
+    """
+    try:
+        return _load(folder, folder / NOTE)
+    except OtherFormatError:
+        raise
+    except RunFolderError as error:
+        try:
+            saved = _load(folder, folder / OLDER_NOTE) if (folder / OLDER_NOTE).exists() else None
+        except RunFolderError:
+            saved = None
+        if saved is None:
+            raise
+        warnings.warn(f"{error}. Continuing from the checkpoint before it, of round {saved.round}", stacklevel=2)
+        return saved
+
+
+def _load(folder: Path, index: Path) -> Saved | None:
     if not index.exists():
         if any(folder.glob("round-*.safetensors")):
             raise RunFolderError(
@@ -103,7 +134,7 @@ def load(folder: Path) -> Saved | None:
     try:
         note = json.loads(index.read_text(encoding="utf-8"))
         if note["format"] not in READ:
-            raise RunFolderError(
+            raise OtherFormatError(
                 f"{index} has format {note['format']}, written by feddpc {note.get('feddpc', '(unknown)')}; feddpc "
                 f"{__version__} reads formats {', '.join(map(str, READ))}: continue this run with its own version"
             )
@@ -168,6 +199,14 @@ def _restore_memory(saved: Saved, kind: str, memory: ClientTable) -> None:
 
 def _damaged(path: Path) -> RunFolderError:
     return RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
+
+
+def _file_named_in(note: str) -> str | None:
+    """Return the file of states that a note names, None if it names none or cannot be read."""
+    try:
+        return Path(json.loads(note)["file"]).name
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _write_note(index: Path, note: dict[str, Any]) -> None:
