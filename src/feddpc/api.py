@@ -41,7 +41,7 @@ class Result:
 
     config: Config  #: complete: says exactly what was computed
     status: str  #: finished, diverged or interrupted
-    records: list[dict[str, Any]]  #: one a round, as in rounds.jsonl
+    records: list[dict[str, Any]]  #: one per round, as in rounds.jsonl
     summary: dict[str, Any]
     state_dict: dict[str, Tensor]  #: the final model; ``module.load_state_dict`` accepts it
     folder: Path | None
@@ -58,7 +58,7 @@ class Result:
         return facts if self.folder is None else [*facts, str(self.folder)]
 
     def curve(self, name: str) -> Floats:
-        """Return one value a round, NaN where there is none: ``test_accuracy``, ``train_loss``, a method's note."""
+        """Return one value per round, NaN where there is none: ``test_accuracy``, ``train_loss``, a method's note."""
         return np.array([np.nan if r.get(name) is None else r[name] for r in self.records], dtype=np.float64)
 
     @property
@@ -129,7 +129,7 @@ def simulate(
         method: a method, its class, or its name (hyper-parameters then through ``hyper={...}``).
         rounds: communication rounds.
         clients: population; ignored when ``partition`` is given as index lists.
-        cohort: clients a round.
+        cohort: clients per round.
         client_lr: local learning rate, by default 0.1; ``lr`` is another name for it.
         server_lr: server learning rate, by default the local one.
         partition: a known name, a :class:`Partition`, or one sequence of training-sample indices a client.

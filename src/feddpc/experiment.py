@@ -46,7 +46,7 @@ class Setting:
     task: Classification
     w0: Tensor
     reserve: Ids  #: training samples that the server keeps
-    held_out: Ids  #: training samples that nobody trains on
+    held_out: Ids  #: training samples that no client trains on
     learned: State = field(default_factory=dict)  #: what the method found out before round 1
     world: FederatedData | None = None  #: what the method made of data and partition, if it changed any
 

@@ -33,7 +33,7 @@ def held_counts(share: float, data: Dataset, reserve: Ids) -> Ids:
 
 
 def held_out(share: float, data: Dataset, reserve: Ids, seed: int) -> Ids:
-    """Draw the samples that nobody trains on, apart from those that the server has in ``reserve``."""
+    """Draw the samples that no client trains on, apart from those that the server has in ``reserve``."""
     counts = held_counts(share, data, reserve)
     if share == 0:
         return np.zeros(0, np.int64)

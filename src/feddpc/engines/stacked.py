@@ -49,7 +49,7 @@ class Stacked(Engine):
 
         before = replace(task.tally)
         probed: State = vmap(ask)(index, mask)
-        # Clients with fewer batches went along on padding, which is nobody's work.
+        # Clients with fewer batches went along on padding, which does not count as work.
         batches, longest = int(plan.steps.sum()), int(plan.steps.max())
         for key in ("gradients", "passes"):
             once = (getattr(task.tally, key) - getattr(before, key)) // longest

@@ -1,4 +1,4 @@
-"""Several clients at a time on a CPU: the reference engine, a thread a client and one core a thread."""
+"""Several clients at a time on a CPU: the reference engine, with one thread per client and one core per thread."""
 
 from __future__ import annotations
 

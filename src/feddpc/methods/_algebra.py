@@ -1,6 +1,6 @@
 """Row algebra on the stack of a cohort, accumulated in float64.
 
-Shape suffixes: ``_d`` one vector, ``_m`` one number a client, ``_md`` one vector a client.
+Shape suffixes: ``_d`` one vector, ``_m`` one number per client, ``_md`` one vector per client.
 
 At 11 million float32 parameters a float32 dot can be off by 5e-5, enough to turn the length of a residual into
 nonsense. So sums run in float64. One concession to speed: on a CPU, where converting long float32 rows would cost more

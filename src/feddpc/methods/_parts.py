@@ -12,7 +12,7 @@ def require_parts(method: Method, module: nn.Module) -> None:
     """Refuse a network that lacks one of the method's ``parts``; a ``head`` must be a linear layer.
 
     A network of one's own may define them in any way, as long as they fit together: with a ``head``,
-    ``forward(x) == head(features(x))``, which nobody checks.
+    ``forward(x) == head(features(x))``, which is not checked.
     """
     for part in method.parts:
         there = getattr(module, part, None)

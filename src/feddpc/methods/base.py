@@ -97,7 +97,7 @@ class Cohort:
         return held.double() / sizes.sum()
 
     def uniforms(self, purpose: str) -> NDArray[np.float64]:
-        """Return a uniform number in [0, 1) for each client, ``[m]``, the same whoever else takes part."""
+        """Return a uniform number in [0, 1) for each client, ``[m]``, the same for any other participants."""
         return np.array([generator(self.seed, purpose, self.round, int(c)).random() for c in self.clients])
 
 
@@ -123,7 +123,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs a participant and round in multiples of ``d``, beyond the model itself for the states."""
+    """Costs per participant and round in multiples of ``d``; states do not include the model itself."""
 
     down: str = "1"
     up: str = "1"
@@ -142,9 +142,9 @@ class Method:
     absent: ClassVar[Mapping[str, Any]] = {}  #: hyper-parameters that came later, and what runs before had
     reference: ClassVar[str] = ""
     costs: ClassVar[Costs] = Costs()
-    #: What of a model it uses beside the whole, e.g. ``features``; a model without is refused.
+    #: Parts of a model that it needs, e.g. ``features``; a model without them is refused.
     parts: ClassVar[tuple[str, ...]] = ()
-    #: What leaves a client beside its update.
+    #: What leaves a client besides its update.
     privacy: ClassVar[str] = "Nothing but the update leaves a client."
     #: Whether :meth:`combine` uses its rows only in weighted sums over clients, which several machines can add up.
     needs_only_sums: ClassVar[bool] = False
@@ -165,7 +165,7 @@ class Method:
         return {}
 
     def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
-        """The world the clients train in, e.g. with more samples; a pure function of its arguments."""
+        """The data that clients train on, e.g. with more samples; a pure function of its arguments."""
         return world
 
     def initial(self, task: Task, w: Tensor, world: FederatedData) -> Tensor:
@@ -228,7 +228,7 @@ class Method:
         return None
 
     def broadcast(self, w: Tensor, server: State, probed: State, cohort: Cohort) -> State:
-        """What travels to every client of the cohort beside ``w``."""
+        """What travels to every client of the cohort besides ``w``."""
         return {}
 
     # Each round, ONE client; y is its local model.
@@ -277,7 +277,7 @@ class Method:
         return replace(step, notes={**step.notes, **notes}) if notes else step
 
     def on_empty_round(self, server: State) -> State:
-        """The server's memory after a round in which nobody answered; the model stays as it is."""
+        """The server's memory after a round without uploads; the model stays as it is."""
         return server
 
     def evaluated(self, w: Tensor, server: State) -> Tensor:

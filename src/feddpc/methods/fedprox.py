@@ -23,8 +23,8 @@ class FedProx(Method):
     |--------|------|---------|---------|
     | mu     | mu   | 0.01    | mu >= 0 |
 
-    mu = 0 is FedAvg. The first local step never differs from FedAvg's, so with one step a client (K = 1) the two agree.
-    Stable for eta_l (L + mu) < 2.
+    mu = 0 is FedAvg. The first local step never differs from FedAvg's, so with one step per client (K = 1) the two
+    agree. Stable for eta_l (L + mu) < 2.
 
     Departures: uniform sampling and averaging, and no reduced work for slow clients, as in the FedDPC paper.
 

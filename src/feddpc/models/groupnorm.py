@@ -1,4 +1,4 @@
-"""Which models can be trained here, and how to make one with BatchNorm so.
+"""Which models can be trained, and converting BatchNorm to GroupNorm.
 
 A global model is a vector of parameters. Buffers, such as BatchNorm's running statistics, are not part of it: no method
 says how to average them, and under partial participation they belong to clients that may not come back.

@@ -83,6 +83,6 @@ def _check(config: Config, delta: float) -> None:
         )
     if delta >= 1 / config.clients:
         raise BadInputError(
-            f"privacy.delta = {delta:g} with {config.clients} clients: must be below 1/{config.clients}, else "
-            "to publish one client's data would keep the promise"
+            f"privacy.delta = {delta:g} with {config.clients} clients: must be below 1/{config.clients}, or "
+            "publishing one client's data would satisfy the guarantee"
         )

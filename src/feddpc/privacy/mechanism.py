@@ -58,7 +58,7 @@ class Mechanism:
     clip: float  #: longest vector of a client, as a difference of models
     noise: float  #: standard deviation of the noise on the sum, in multiples of the clip
     delta: float  #: probability with which the promise may fail
-    cohort: float  #: how many clients a round has on average; the sum is divided by it, whoever came
+    cohort: float  #: how many clients a round has on average; the sum is divided by it, however many came
     population: int
     reproducible: bool = True  #: noise from the experiment's seed, for simulation; else from the operating system
 
@@ -79,7 +79,7 @@ class Mechanism:
         )
 
     def step(self, method: Method, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
-        """Return the private step of ``method``; with nobody in the ``cohort`` (and ``up`` empty) it is noise alone."""
+        """Return the private step of ``method``; for an empty ``cohort`` (and ``up``) it is noise alone."""
         vectors, notes = _vectors(method, server, up, cohort)
         total = ClippedSum(self.clip, w)
         for v_d in vectors:

@@ -29,7 +29,7 @@ HEADINGS = {
     "round": "the round of the highest test accuracy, mean over seeds",
     "last 10 %": "test accuracy over the last ten rounds, mean over seeds ± sample standard deviation",
     "final %": "test accuracy of the last round, mean over seeds",
-    "s/round": "seconds a round took, mean over seeds and rounds but the first",
+    "s/round": "seconds per round, mean over seeds and rounds but the first",
     "rounds": "rounds done",
 }
 

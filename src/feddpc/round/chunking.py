@@ -1,4 +1,4 @@
-"""Cohorts too large for the device's memory: trained in waves that fit, with the same numbers."""
+"""Cohorts too large for the device's memory: trained in chunks that fit, with the same numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train_in_chunks(
                 raise BadInputError(
                     "the device's memory does not suffice for one client: take a smaller batch_size or model"
                 ) from error
-        task.tally.put_back(was)  # the next attempt makes all clients anew
+        task.tally.put_back(was)  # the next attempt trains all clients again
         # Outside the handler, which would keep the failed attempt's tensors alive.
         if w.is_cuda:
             torch.cuda.empty_cache()

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 class ClientTable:
-    """A table with one row a client, created at first sight, so that its size follows who came and not the population.
+    """A table with one row per client, created at first sight: its size follows participation, not the population.
 
     ``fresh`` makes the state of a client that was never seen; ``read`` and ``write`` move the rows of a cohort, which
     are on the device of ``fresh`` wherever ``placement`` keeps them. ``name`` is the file's, where there is one.

@@ -221,7 +221,7 @@ class OnDisk:
         return zlib.crc32(whole.data, sum_before)
 
     def _open(self, mode: str, needed: int = 0) -> FileIO:
-        """Open the file, anew or with what a checkpoint ``needed``; before that nothing of it is on the disk."""
+        """Open the file: a new one, or the one that a checkpoint ``needed``. Before that nothing is on the disk."""
         with self._explained():
             if self._path is None:
                 file = tempfile.TemporaryFile("w+b", buffering=0)  # noqa: SIM115

@@ -67,7 +67,7 @@ class Sampler:
     invite: Invite
 
     def draw(self, round: int) -> Draw:
-        """Return the participants of ``round``, counted from 1; nobody may answer if clients drop out."""
+        """Return the participants of ``round``, counted from 1; if clients drop out, possibly none answers."""
         invited = np.sort(self.invite(check_int("round", round, 1)))
         luck = generator(self.pool.seed, "dropout", round).random(len(invited))
         return Draw(invited, invited[luck >= self.dropout])
@@ -124,7 +124,7 @@ def _uniform(pool: Pool) -> Invite:
 
 
 def _bernoulli(pool: Pool) -> Invite:
-    """Coins for everybody, thrown again while nobody would come: with probability below 1/e, since m is at least 1."""
+    """An independent coin per client, thrown again while no client would come: probability below 1/e, since m >= 1."""
 
     def invite(round: int) -> Ids:
         rng = pool.rng(round)
@@ -173,7 +173,7 @@ def _markov(pool: Pool, *, leave: float = 0.1, back: float = 0.1) -> Invite:
     """Clients come and go: one that is present leaves with probability ``leave``, one that is away comes ``back``.
 
     Presence starts from the chain's stationary law, back / (leave + back). All present are invited if they are m or
-    fewer. Should nobody be present, one client, all equally likely, is made to be, and the chains go on from there.
+    fewer. If no client is present, one of them, all equally likely, becomes present, and the chains go on from there.
     """
     check_probability("leave", leave)
     check_probability("back", back, zero=False)

@@ -1,4 +1,4 @@
-"""A file of lines that grows: a checkpoint says how much of it counts, and what that part's checksum is."""
+"""An append-only file of lines: a checkpoint says how much of it counts, and the checksum of that part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LogMark(NamedTuple):
 
 
 class AppendLog:
-    """The lines of ``path`` up to ``mark``; what lies behind, torn or not, is cut off, and written anew."""
+    """The lines of ``path`` up to ``mark``; records after it are truncated and will be written again."""
 
     def __init__(self, path: Path, mark: LogMark) -> None:
         self.path = path

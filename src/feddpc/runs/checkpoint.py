@@ -127,8 +127,8 @@ def _load(folder: Path, index: Path) -> Saved | None:
     if not index.exists():
         if any(folder.glob("round-*.safetensors")):
             raise RunFolderError(
-                f"{index} is missing, so nobody knows what the files beside it are: restore it, or remove {folder} to "
-                "compute all rounds again"
+                f"{index} is missing, so it is not known which of the files next to it is valid: restore it, or remove "
+                f"{folder} to compute all rounds again"
             )
         return None
     try:

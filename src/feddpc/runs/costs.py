@@ -52,7 +52,7 @@ class Measured:
     gradients: float  #: a local step of FedAvg
     passes: float  #: through the network or a part of it, a local step
     client_work: float  #: operations on vectors a local step, in d
-    server_work: float  #: operations on vectors a participant, in d
+    server_work: float  #: operations on vectors per participant, in d
 
 
 def measure(method: Method) -> Measured:

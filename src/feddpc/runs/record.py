@@ -1,4 +1,4 @@
-"""The run folder: configuration, one line a round, summary, environment, checkpoint. Nothing is ever half written."""
+"""The run folder: configuration, one line per round, summary, environment, checkpoint. Nothing is ever half written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from feddpc.runs.append_log import AppendLog, LogMark
 from feddpc.storage import explain_os_errors, make_folder, replace_text
 
 FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
-#: The file of records, a line a round.
+#: The file of records, one line per round.
 ROUNDS = "rounds.jsonl"
 #: What a record has besides where samples were held out.
 VALIDATION = ("validation_accuracy", "validation_loss")
@@ -77,7 +77,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Hold a folder that is there, so that nobody else changes it."""
+        """Lock an existing folder, so that no other process changes it."""
         run = cls(path)
         run._acquire()
         return run

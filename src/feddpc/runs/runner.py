@@ -1,4 +1,4 @@
-"""Running one method in one setting, from round 1 or from where it was, with records and checkpoints."""
+"""Running one experiment, from round 1 or from its last checkpoint, with records and checkpoints."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from feddpc.runs.tracking import Track, Tracking
 
 OnRound = Callable[[dict[str, Any]], None]
 
-#: Tables of a configuration that are no longer asked for when they are empty.
+#: Config tables that a resumed run must not silently drop.
 ABSENT = ("privacy", "screen", "faults")
 #: Seconds between checkpoints, unless asked otherwise.
 CHECKPOINT_SECONDS = 5.0
 
 
 class Stop:
-    """A wish to stop after the present round."""
+    """A request to stop after the current round."""
 
     def __init__(self) -> None:
         self.wanted = False

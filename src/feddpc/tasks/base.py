@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     mask: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Average one value a sample over the samples that are no padding."""
+        """Average one value per sample over the samples that are not padding."""
         if self.mask is None:
             return values.mean()
         return (values * self.mask).sum() / self.mask.sum().clamp(min=1)

@@ -60,7 +60,7 @@ class Cuda(Engine):
     def __init__(self, *, compile: bool = False, streams: bool | None = None, anywhere: bool = False) -> None:
         self.compile, self.streams, self.anywhere = compile, streams, anywhere
         self.fallback = Stacked()
-        self.captures = 0  #: graphs captured so far, for whoever wants to see that it stops
+        self.captures = 0  #: graphs captured so far
         self.void = 0  #: rounds repeated because of a non-finite number
         self._sessions: dict[int, Session] = {}
         self._too_large: set[int] = set()

@@ -17,7 +17,7 @@ from feddpc.tasks.base import Rows, Task
 
 
 class Probing:
-    """The graph of a method's probe for plans of one shape: so many clients, batches and samples a batch."""
+    """The graph of a method's probe for plans of one shape: a number of clients, batches and samples per batch."""
 
     def __init__(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> None:
         self.method, self.tally, self.task = method, task.tally, task.transformable()
@@ -42,7 +42,7 @@ class Probing:
         self._load(w, plan)
         was, batches = replace(self.tally), int(plan.steps.sum())
         self._replay()
-        # Clients with fewer batches went along on padding, which is nobody's work.
+        # Clients with fewer batches went along on padding, which does not count as work.
         self.tally.gradients = was.gradients + self.once[0] * batches
         self.tally.passes = was.passes + self.once[1] * batches
         return {key: value.clone() for key, value in self.answers.items()}
