@@ -266,8 +266,6 @@ class Method:
 
     def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """The server's step from transformed rows; default ``w_t = w_{t-1} - eta_g mean(D)``."""
-        if overrides(self, "aggregate"):
-            return self.aggregate(w, server, dict(rows), cohort)
         return Step(cohort.mean(rows["delta"]), rate=cohort.server_lr / cohort.client_lr)
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import Cohort, Method, State, Step
+from feddpc.methods.base import Cohort, Method, State, Step, overrides
 from feddpc.privacy import Mechanism
 from feddpc.robust.defense import Defense
 
@@ -68,7 +68,9 @@ def server_step(
     chosen, judged = defense.judge({key: stacked(value) for key, value in rows.items()}, cohort.steps != 0)
     if not bool(chosen.all()):
         kept, cohort = kept.masked_scatter(kept, chosen), cohort.select(chosen)
-    step = method.combine(w, server, judged, cohort)
+    # A method that defines its whole rule in `aggregate` gets the judged rows there.
+    whole = overrides(method, "aggregate") and not overrides(method, "combine")
+    step = (method.aggregate if whole else method.combine)(w, server, judged, cohort)
     return StepOutcome(kept, cohort, replace(step, notes={**step.notes, **notes}), watched)
 
 
