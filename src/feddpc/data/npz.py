@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from feddpc.data.dataset import FIELDS, Dataset
-from feddpc.data.limits import check_growth, damage_as_error
 from feddpc.data.npy import read_header
+from feddpc.data.unpack_limits import check_unpacked_size, decoding_errors
 from feddpc.errors import DataError
 
 
 def decode(path: Path) -> Dataset:
     """Read ``path``; object arrays are refused, because loading one runs code from the file."""
-    with damage_as_error(f"{path} is not a readable .npz file of plain arrays"):
+    with decoding_errors(f"{path} is not a readable .npz file of plain arrays"):
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            check_growth(path, path.stat().st_size, sum(member.file_size for member in members))
+            check_unpacked_size(path, path.stat().st_size, sum(member.file_size for member in members))
             for member in members:
                 _check_promise(archive, member)
         # Opened here, because np.load leaks its own handle when the file is damaged.

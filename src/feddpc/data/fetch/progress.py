@@ -1,4 +1,4 @@
-"""A progress bar where somebody watches, and nothing where nobody does."""
+"""A progress bar for long downloads and decoding, drawn only on a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def bar(
-    text: str, total: int | None, *, done: int = 0, show: bool | None = None, size: bool = False
+def progress_bar(
+    text: str, total: int | None, *, done: int = 0, show: bool | None = None, in_bytes: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Yield ``advance(n)``; draws on standard error if ``show``, or if ``show`` is None and that is a terminal.
+    """Yield ``advance(n)``. Draw on standard error if ``show`` is True, or if it is None and that is a terminal.
 
-    ``size`` counts bytes and adds a speed; ``done`` is what an earlier attempt had already finished.
+    ``in_bytes`` adds a transfer rate; ``done`` is what an earlier attempt already finished.
     """
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda _: None
@@ -22,7 +22,7 @@ def bar(
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.progress import TransferSpeedColumn as Speed
 
-    columns = (DownloadColumn(), Speed()) if size else (MofNCompleteColumn(),)
+    columns = (DownloadColumn(), Speed()) if in_bytes else (MofNCompleteColumn(),)
     layout = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
     with Progress(*layout, console=Console(stderr=True)) as progress:
         task = progress.add_task(text, total=total, completed=done)

@@ -1,0 +1,84 @@
+"""The IDX format of MNIST and Fashion-MNIST: a big-endian header, then raw bytes, gzipped or plain."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import struct
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from feddpc.data.dataset import Array, Dataset
+from feddpc.data.fetch.archive import list_files, read_files
+from feddpc.data.unpack_limits import MAX_FILE_BYTES, check_unpacked_size, decoding_errors
+from feddpc.errors import DataError
+
+# "train-images-idx3-ubyte", or with a dot as some mirrors write it; either may end in .gz
+_FILE = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
+_FIELDS = {
+    ("train", "images"): "x_train",
+    ("train", "labels"): "y_train",
+    ("t10k", "images"): "x_test",
+    ("t10k", "labels"): "y_test",
+}
+
+
+def recognize(names: list[str]) -> bool:
+    """Whether these file names include a complete set of IDX files."""
+    return len(_by_field(names)) == len(_FIELDS)
+
+
+def is_idx_file(path: Path) -> bool:
+    """Whether ``path`` is itself one of the four files, which then stands for its folder."""
+    return path.is_file() and _FILE.fullmatch(path.name) is not None
+
+
+def decode(path: Path) -> Dataset:
+    """Read the four IDX files of a folder or an archive; one of the four files stands for its folder."""
+    if is_idx_file(path):
+        path = path.parent
+    by_field = _by_field(list_files(path))
+    missing = [f"{part}-{what}" for (part, what), field in _FIELDS.items() if field not in by_field]
+    if missing:
+        raise DataError(f"{path} lacks the IDX files {', '.join(missing)} (names such as train-images-idx3-ubyte.gz)")
+    contents = dict(read_files(path, by_field.values()))
+    arrays: dict[str, Any] = {field: parse(contents[name], f"{path}/{name}") for field, name in by_field.items()}
+    return Dataset.from_arrays(**arrays, name=path.name)
+
+
+def parse(content: bytes, where: str) -> Array:
+    """Return the uint8 array of an IDX file; ``where`` names the file in messages."""
+    if content[:2] == b"\x1f\x8b":
+        with decoding_errors(f"{where} is damaged or truncated: get it again"):
+            content = _gunzip(content, where)
+    if content[:3] != b"\x00\x00\x08" or len(content) < 4:
+        raise DataError(f"{where} is not an IDX file of bytes: it starts with {content[:4].hex() or 'nothing'}")
+    with decoding_errors(f"{where} does not hold what its header says: get it again"):
+        start = 4 + 4 * content[3]
+        shape = struct.unpack(f">{content[3]}I", content[4:start])
+        return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _gunzip(content: bytes, where: str) -> bytes:
+    """Unpack a gzipped file piece by piece, up to the size that a real one can have."""
+    unpacked = bytearray()
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+        while piece := stream.read(1 << 20):
+            unpacked += piece
+            check_unpacked_size(where, len(content), len(unpacked))
+            if len(unpacked) > MAX_FILE_BYTES:
+                raise DataError(f"{where} unpacks to more than {MAX_FILE_BYTES} bytes: refused")
+    return bytes(unpacked)
+
+
+def _by_field(names: list[str]) -> dict[str, str]:
+    """Return the file of each array; a file near the root wins, and a plain file wins over a gzipped one."""
+    by_field: dict[str, str] = {}
+    for name in sorted(names, key=lambda n: (n.count("/"), len(n), n)):
+        match = _FILE.fullmatch(PurePosixPath(name).name)
+        if match and name.count("/") <= 2:
+            by_field.setdefault(_FIELDS[match[1], match[2]], name)
+    return by_field
