@@ -117,9 +117,12 @@ def test_a_name_that_is_there_twice_is_refused(tmp_path):
 
 
 def test_a_gzipped_idx_file_that_never_ends(tmp_path):
-    bomb = gzip.compress(ZEROS) * 30
+    packer = zlib.compressobj(wbits=31)
+    bomb = b"".join(packer.compress(ZEROS) for _ in range(30)) + packer.flush()
     with pytest.raises(DataError, match="unpacks to more than"):
         idx.parse(bomb, "file")
+    with pytest.raises(DataError, match="unpacks to more than"):
+        idx.parse(gzip.compress(ZEROS) * 30, "file")
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -203,4 +206,4 @@ def test_many_pngs_that_are_far_larger_than_they_look(tmp_path, write):
     picture = _png(1000, 1000, bytes(1001 * 1000))
     files = {f"{part}/a/{i}.png": picture for part in ("train", "test") for i in range(130)}
     with pytest.raises(DataError, match="unpacks to more than"):
-        images.decode(write["folder"](files, tmp_path / "a"), show=False)
+        images.decode(write["folder"](files, tmp_path / "a"))

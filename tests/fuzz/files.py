@@ -55,12 +55,12 @@ def image(content: bytes) -> None:
 
 @target
 def image_zip(content: bytes) -> None:
-    images.decode(file("images.zip", content), show=False)
+    images.decode(file("images.zip", content))
 
 
 @target
 def tiny_imagenet_zip(content: bytes) -> None:
-    tiny_imagenet.decode(TINY, file("tiny.zip", content), show=False)
+    tiny_imagenet.decode(TINY, file("tiny.zip", content))
 
 
 @target

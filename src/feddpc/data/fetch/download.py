@@ -19,17 +19,17 @@ MAX_BYTES = 1 << 30
 _CHUNK = 1 << 20
 
 
-def download(archive: Archive, folder: Path, *, show: bool | None = None, timeout: float = TIMEOUT) -> Path:
+def download(archive: Archive, folder: Path, *, timeout: float = TIMEOUT) -> Path:
     """Download ``archive`` into ``folder`` and return its path. A failed attempt leaves a ``.part`` file to resume."""
     target, part = folder / archive.file, folder / f"{archive.file}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if target.is_file() and file_md5(target) == archive.md5:
             return target
-        resumed = _transfer(archive, part, show, timeout)
+        resumed = _transfer(archive, part, timeout)
         if resumed and file_md5(part) != archive.md5:
             part.unlink()  # the earlier part may belong to another file: start from the beginning
-            _transfer(archive, part, show, timeout)
+            _transfer(archive, part, timeout)
         actual = file_md5(part)
         if actual != archive.md5:
             part.unlink()
@@ -51,7 +51,7 @@ def file_md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _transfer(archive: Archive, part: Path, show: bool | None, timeout: float) -> bool:
+def _transfer(archive: Archive, part: Path, timeout: float) -> bool:
     """Append to ``part`` what it lacks, and return whether it already held something."""
     start = part.stat().st_size if part.is_file() else 0
     resumed = start > 0
@@ -73,7 +73,7 @@ def _transfer(archive: Archive, part: Path, show: bool | None, timeout: float) -
         total = start + int(length) if length.isdecimal() else None
         with (
             part.open("ab" if start else "wb") as file,
-            progress_bar(archive.file, total, done=start, show=show, in_bytes=True) as advance,
+            progress_bar(archive.file, total, done=start, in_bytes=True) as advance,
         ):
             while chunk := response.read(_CHUNK):
                 file.write(chunk)

@@ -15,7 +15,7 @@ from feddpc.data.specs import Hub, Spec
 from feddpc.errors import DataError
 
 
-def fetch(spec: Spec, show: bool | None) -> Dataset:
+def fetch(spec: Spec) -> Dataset:
     """Download ``spec`` from the hub and decode it, with images and classes in our order."""
     hub = spec.hub
     if hub is None:
@@ -30,8 +30,8 @@ def fetch(spec: Spec, show: bool | None) -> Dataset:
         train, test = (datasets.load_dataset(hub.repo, split=split) for split in ("train", hub.test))
     except Exception as error:  # that library raises exceptions from a dozen packages
         raise DataError(f"{hub.repo} cannot be loaded ({type(error).__name__}: {error})") from error
-    x_train, y_train = _official_order(spec, *_decode(spec, hub, train, show))
-    x_test, y_test = _decode(spec, hub, test, show)
+    x_train, y_train = _official_order(spec, *_decode(spec, hub, train))
+    x_test, y_test = _decode(spec, hub, test)
     if spec.class_names is None:  # Tiny ImageNet: the hub's class names are WordNet ids, and we sort them
         wnids = list(train.features[hub.label].names)
         spec = replace(spec, class_names=tuple(sorted(wnids)))
@@ -40,13 +40,13 @@ def fetch(spec: Spec, show: bool | None) -> Dataset:
     return spec.dataset(x_train, y_train, x_test, y_test)
 
 
-def _decode(spec: Spec, hub: Hub, rows: Any, show: bool | None) -> tuple[Array, Array]:
+def _decode(spec: Spec, hub: Hub, rows: Any) -> tuple[Array, Array]:
     for column in (hub.image, hub.label):
         if column not in rows.column_names:
             raise DataError(f"{hub.repo} has no column {column!r} (it has {', '.join(rows.column_names)})")
     x = np.empty((len(rows), *spec.shape), np.uint8)
     mode = "L" if spec.shape[2] == 1 else "RGB"
-    with progress_bar("reading images", len(rows), show=show) as advance:
+    with progress_bar("reading images", len(rows)) as advance:
         for i, row in enumerate(rows):
             image = np.asarray(row[hub.image].convert(mode)).reshape(-1, *spec.shape[1:])
             if image.shape != spec.shape:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
 import struct
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from feddpc.data.dataset import Array, Dataset
 from feddpc.data.fetch.archive import list_files, read_files
-from feddpc.data.unpack_limits import MAX_FILE_BYTES, check_unpacked_size, decoding_errors
+from feddpc.data.unpack_limits import MAX_FILE_BYTES, decoding_errors, max_unpacked_bytes
 from feddpc.errors import DataError
 
 # "train-images-idx3-ubyte", or with a dot as some mirrors write it; either may end in .gz
@@ -31,15 +30,8 @@ def recognize(names: list[str]) -> bool:
     return len(_by_field(names)) == len(_FIELDS)
 
 
-def is_idx_file(path: Path) -> bool:
-    """Whether ``path`` is itself one of the four files, which then stands for its folder."""
-    return path.is_file() and _FILE.fullmatch(path.name) is not None
-
-
 def decode(path: Path) -> Dataset:
-    """Read the four IDX files of a folder or an archive; one of the four files stands for its folder."""
-    if is_idx_file(path):
-        path = path.parent
+    """Read the four IDX files of a folder or an archive."""
     by_field = _by_field(list_files(path))
     missing = [f"{part}-{what}" for (part, what), field in _FIELDS.items() if field not in by_field]
     if missing:
@@ -63,15 +55,12 @@ def parse(content: bytes, where: str) -> Array:
 
 
 def _gunzip(content: bytes, where: str) -> bytes:
-    """Unpack a gzipped file piece by piece, up to the size that a real one can have."""
-    unpacked = bytearray()
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-        while piece := stream.read(1 << 20):
-            unpacked += piece
-            check_unpacked_size(where, len(content), len(unpacked))
-            if len(unpacked) > MAX_FILE_BYTES:
-                raise DataError(f"{where} unpacks to more than {MAX_FILE_BYTES} bytes: refused")
-    return bytes(unpacked)
+    """Unpack a gzipped file, up to the size that a real one can have."""
+    unpacker = zlib.decompressobj(wbits=31)  # gzip, with its checksum
+    unpacked = unpacker.decompress(content, min(MAX_FILE_BYTES, max_unpacked_bytes(len(content))))
+    if not unpacker.eof or unpacker.unused_data:
+        raise DataError(f"{where} is truncated, or unpacks to more than an IDX file of its size can hold: get it again")
+    return unpacked
 
 
 def _by_field(names: list[str]) -> dict[str, str]:

@@ -39,12 +39,12 @@ def pixels(content: bytes, where: str, mode: Mode) -> Array:
     return array[..., None] if array.ndim == 2 else array
 
 
-def stack(path: Path, names: list[str], *, mode: Mode, text: str, show: bool | None) -> Array:
+def stack(path: Path, names: list[str], *, mode: Mode, text: str) -> Array:
     """Decode the named files into one array, in the given order; all must have the size of the first."""
     index = {name: i for i, name in enumerate(names)}
     out: Array | None = None
     first, packed, unpacked = "", 0, 0
-    with progress_bar(text, len(names), show=show) as advance:
+    with progress_bar(text, len(names)) as advance:
         for name, content in read_files(path, names):
             image = pixels(content, f"{path}/{name}", mode)
             if out is None:
@@ -69,7 +69,7 @@ def recognize(names: list[str]) -> bool:
     return _layout(names) is not None
 
 
-def decode(path: Path, show: bool | None = None) -> Dataset:
+def decode(path: Path) -> Dataset:
     """Read ``train/CLASS/*.png|jpg|jpeg`` and ``test/CLASS/...``; classes are numbered in sorted order."""
     parts = _layout(list_files(path))
     if parts is None:
@@ -86,7 +86,7 @@ def decode(path: Path, show: bool | None = None) -> Dataset:
     mode: Mode = "L" if _all_gray(path, files["train"] + files["test"]) else "RGB"
     arrays = {}
     for part in ("train", "test"):
-        arrays[f"x_{part}"] = stack(path, files[part], mode=mode, text=f"reading {part} images", show=show)
+        arrays[f"x_{part}"] = stack(path, files[part], mode=mode, text=f"reading {part} images")
         arrays[f"y_{part}"] = np.repeat(np.arange(len(classes)), [len(parts[part][name]) for name in classes])
     return Dataset.from_arrays(**arrays, name=path.stem, classes=len(classes), class_names=tuple(classes))
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(
-    text: str, total: int | None, *, done: int = 0, show: bool | None = None, in_bytes: bool = False
+    text: str, total: int | None, *, done: int = 0, in_bytes: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Yield ``advance(n)``. Draw on standard error if ``show`` is True, or if it is None and that is a terminal.
+    """Yield ``advance(n)``, and draw on standard error if that is a terminal.
 
     ``in_bytes`` adds a transfer rate; ``done`` is what an earlier attempt already finished.
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    if not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console

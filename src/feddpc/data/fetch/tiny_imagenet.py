@@ -21,7 +21,7 @@ def recognize(names: list[str]) -> bool:
     return _root(names) is not None
 
 
-def decode(spec: Spec, path: Path, show: bool | None = None) -> Dataset:
+def decode(spec: Spec, path: Path) -> Dataset:
     """Read the official folder or zip; the number of a class is its position among the sorted WordNet ids."""
     names = list_files(path)
     root = _root(names)
@@ -50,8 +50,8 @@ def decode(spec: Spec, path: Path, show: bool | None = None) -> Dataset:
         raise DataError(f"{path}: {_LABELS} and val/images/ disagree on {min(wrong)}: get a complete copy")
     index = {wnid: i for i, wnid in enumerate(classes)}
     y_train, y_val = (np.asarray([index[labels[name]] for name in images[part]]) for part in ("train", "val"))
-    x_train = stack(path, images["train"], mode="RGB", text="reading training images", show=show)
-    x_val = stack(path, images["val"], mode="RGB", text="reading validation images", show=show)
+    x_train = stack(path, images["train"], mode="RGB", text="reading training images")
+    x_val = stack(path, images["val"], mode="RGB", text="reading validation images")
     return replace(spec, class_names=tuple(classes)).dataset(x_train, y_train, x_val, y_val)
 
 
