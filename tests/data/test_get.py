@@ -301,7 +301,7 @@ def test_names_paths_and_mistakes(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         fetch.get("cifar10", tmp_path / "nothing")
     (tmp_path / "f").mkdir()
-    with pytest.raises(DataError, match="not a data set of a known format"):
+    with pytest.raises(DataError, match="no images under train/CLASS/"):
         data.load(tmp_path / "f")
 
 

@@ -1,11 +1,11 @@
-"""Load a data set by its name, or from a file or folder whose format is recognized."""
+"""Load a data set by its name, or from an ``.npz`` file or a folder of images."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from feddpc.data import digits
+from feddpc.data import digits, npz
 from feddpc.data.dataset import Dataset
 from feddpc.data.specs import SPECS
 from feddpc.errors import DataError, unknown
@@ -21,7 +21,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name_or_path: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
-    """Return a data set by name, or from a path: an ``.npz``, an image folder, or the official files of a known one.
+    """Return a data set by name, or from the path of an ``.npz`` or of a folder or zip of images.
 
     A known name always means the known data set, even where a file has the same name: write ``./digits`` for the file.
 
@@ -31,10 +31,9 @@ def load(name_or_path: str | os.PathLike[str], *, cache: str | os.PathLike[str] 
     text = os.fspath(name_or_path)
     if text == "digits":
         return SPECS[text].verify(digits.decode(SPECS[text]))
-    from feddpc.data.fetch import cache as cache_files
-    from feddpc.data.fetch import routes
-
     if text in SPECS:
+        from feddpc.data.fetch import cache as cache_files
+
         root, command = cache_files.cache_root(cache), SPECS[text].command
         if cache_files.is_cached(text, root):
             return cache_files.read(SPECS[text], root)
@@ -44,7 +43,9 @@ def load(name_or_path: str | os.PathLike[str], *, cache: str | os.PathLike[str] 
         )
     path = Path(text).expanduser()
     if path.exists():
-        return routes.from_unknown_path(path)
+        from feddpc.data.fetch import images
+
+        return npz.decode(path) if path.suffix == ".npz" else images.decode(path)
     if isinstance(name_or_path, Path) or os.sep in text or path.suffix:
         raise DataError(f"{text} does not exist: give a file, a folder or one of {', '.join(SPECS)}")
     raise unknown("data set", text, SPECS)

@@ -21,12 +21,6 @@ _BINARY = {
 _PICKLED = {"cifar10": {"data_batch_1", "test_batch"}, "cifar100": {"train", "test", "meta"}}
 
 
-def recognize(names: list[str]) -> str | None:
-    """Return "cifar10" or "cifar100" if these are the file names of its binary or Python version, else None."""
-    present = {PurePosixPath(name).name for name in names}
-    return next((n for n in _BINARY if present.issuperset(_BINARY[n]) or present.issuperset(_PICKLED[n])), None)
-
-
 def decode(spec: Spec, path: Path) -> Dataset:
     """Read ``spec`` from its binary archive, or from the folder that it was extracted to; images in official order."""
     wanted = _BINARY[spec.name]

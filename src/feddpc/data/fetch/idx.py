@@ -6,12 +6,12 @@ import re
 import struct
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
 from feddpc.data.dataset import Array, Dataset
 from feddpc.data.fetch.archive import list_files, read_files
+from feddpc.data.specs import Spec
 from feddpc.data.unpack_limits import MAX_FILE_BYTES, decoding_errors, max_unpacked_bytes
 from feddpc.errors import DataError
 
@@ -25,20 +25,15 @@ _FIELDS = {
 }
 
 
-def recognize(names: list[str]) -> bool:
-    """Whether these file names include a complete set of IDX files."""
-    return len(_by_field(names)) == len(_FIELDS)
-
-
-def decode(path: Path) -> Dataset:
-    """Read the four IDX files of a folder or an archive."""
+def decode(spec: Spec, path: Path) -> Dataset:
+    """Read ``spec`` from four IDX files in a folder or an archive."""
     by_field = _by_field(list_files(path))
     missing = [f"{part}-{what}" for (part, what), field in _FIELDS.items() if field not in by_field]
     if missing:
         raise DataError(f"{path} lacks the IDX files {', '.join(missing)} (names such as train-images-idx3-ubyte.gz)")
     contents = dict(read_files(path, by_field.values()))
-    arrays: dict[str, Any] = {field: parse(contents[name], f"{path}/{name}") for field, name in by_field.items()}
-    return Dataset.from_arrays(**arrays, name=path.name)
+    arrays = {field: parse(contents[name], f"{path}/{name}") for field, name in by_field.items()}
+    return spec.dataset(**arrays)
 
 
 def parse(content: bytes, where: str) -> Array:

@@ -64,16 +64,14 @@ def stack(path: Path, names: list[str], *, mode: Mode, text: str) -> Array:
     return out
 
 
-def recognize(names: list[str]) -> bool:
-    """Whether these file names have the layout train/CLASS/IMAGE and test/CLASS/IMAGE."""
-    return _layout(names) is not None
-
-
 def decode(path: Path) -> Dataset:
     """Read ``train/CLASS/*.png|jpg|jpeg`` and ``test/CLASS/...``; classes are numbered in sorted order."""
     parts = _layout(list_files(path))
     if parts is None:
-        raise DataError(f"{path} has no images under train/CLASS/ and test/CLASS/")
+        raise DataError(
+            f"{path} has no images under train/CLASS/ and test/CLASS/: give a folder or zip with this layout or an "
+            ".npz; to use the official files of a known data set, run `feddpc data get NAME --from PATH` once"
+        )
     train, test = set(parts["train"]), set(parts["test"])
     if train != test:
         raise DataError(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from feddpc.data.dataset import MOST_CLASSES, Array, Dataset
+from feddpc.data.dataset import MAX_CLASSES, Array, Dataset
 from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.fetch.download import TIMEOUT
 from feddpc.data.fetch.images import pixels
@@ -77,6 +77,6 @@ def parse_labels(content: bytes, where: str) -> Array:
     """Return the labels of a JSON file; ``where`` names the file in messages."""
     with decoding_errors(f"{where} is not JSON: get it again"):
         labels: Any = json.loads(content)
-    if not isinstance(labels, list) or not all(type(v) is int and 0 <= v < MOST_CLASSES for v in labels):
+    if not isinstance(labels, list) or not all(type(v) is int and 0 <= v < MAX_CLASSES for v in labels):
         raise DataError(f"{where} is not a list of labels: get it again")
     return np.asarray(labels, np.int64)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from feddpc.data import npz
-from feddpc.data.dataset import Dataset
-from feddpc.data.fetch import cifar, hub, idx, images, npm_cifar10, tiny_imagenet
+from feddpc.data.dataset import FIELDS, Dataset
+from feddpc.data.fetch import cifar, hub, idx, npm_cifar10, tiny_imagenet
 from feddpc.data.fetch.archive import list_files
 from feddpc.data.fetch.download import download, file_md5
-from feddpc.data.specs import SPECS, Spec
+from feddpc.data.specs import Spec
 from feddpc.errors import DataError
+
+_DECODERS = {"idx": idx.decode, "cifar": cifar.decode, "tiny-imagenet": tiny_imagenet.decode}
 
 
 def from_path(spec: Spec, path: Path) -> Dataset:
@@ -25,34 +26,10 @@ def from_path(spec: Spec, path: Path) -> Dataset:
             raise DataError(f"the md5 of {path} is {actual}, but the official file has {archive.md5}: get it again")
     if path.suffix == ".npz":
         data = npz.decode(path)
-    elif spec.format == "tiny-imagenet":
-        data = tiny_imagenet.decode(spec, path)
-    elif spec.format == "idx":
-        data = idx.decode(path)
-    else:
-        decode = npm_cifar10.decode if npm_cifar10.recognize(list_files(path)) else cifar.decode
-        data = decode(spec, path)
-    names = data.class_names or spec.class_names
-    return spec.verify(replace(data, name=spec.name, classes=spec.classes, class_names=names))
-
-
-def from_unknown_path(path: Path) -> Dataset:
-    """Decode a file or folder after recognizing its format by the names of its files."""
-    if path.suffix == ".npz":
-        return npz.decode(path)
-    names = list_files(path)
-    known = cifar.recognize(names) or ("cifar10" if npm_cifar10.recognize(names) else None)
-    if known or tiny_imagenet.recognize(names):
-        return from_path(SPECS[known or "tiny-imagenet"], path)
-    if idx.recognize(names):
-        return idx.decode(path)
-    if images.recognize(names):
-        return images.decode(path)
-    raise DataError(
-        f"{path} is not a data set of a known format: give an .npz with x_train, y_train, x_test, y_test; a folder or "
-        "zip with train/CLASS/*.png and test/CLASS/*.png; IDX files; or the official files of CIFAR (binary version) "
-        "or Tiny ImageNet"
-    )
+        return spec.verify(spec.dataset(*(getattr(data, field) for field in FIELDS)))
+    if spec.name == "cifar10" and npm_cifar10.recognize(list_files(path)):
+        return spec.verify(npm_cifar10.decode(spec, path))
+    return spec.verify(_DECODERS[spec.format](spec, path))
 
 
 def from_official(spec: Spec, cache: Path) -> Dataset:

@@ -16,15 +16,11 @@ from feddpc.errors import DataError
 _CLASSES, _LABELS = "wnids.txt", "val/val_annotations.txt"
 
 
-def recognize(names: list[str]) -> bool:
-    """Whether these file names are Tiny ImageNet's layout."""
-    return _root(names) is not None
-
-
 def decode(spec: Spec, path: Path) -> Dataset:
     """Read the official folder or zip; the number of a class is its position among the sorted WordNet ids."""
     names = list_files(path)
-    root = _root(names)
+    # The shallowest, if there are several.
+    root = min((n.removesuffix(_CLASSES) for n in names if f"/{n}".endswith(f"/{_CLASSES}")), key=len, default=None)
     if root is None:
         raise DataError(f"{path} is not Tiny ImageNet: it has no {_CLASSES}; give tiny-imagenet-200.zip or its folder")
     texts = {
@@ -53,9 +49,3 @@ def decode(spec: Spec, path: Path) -> Dataset:
     x_train = stack(path, images["train"], mode="RGB", text="reading training images")
     x_val = stack(path, images["val"], mode="RGB", text="reading validation images")
     return replace(spec, class_names=tuple(classes)).dataset(x_train, y_train, x_val, y_val)
-
-
-def _root(names: list[str]) -> str | None:
-    """Return the folder of ``wnids.txt``, with a slash at its end; the shallowest if there are several."""
-    roots = [name.removesuffix(_CLASSES) for name in names if f"/{name}".endswith(f"/{_CLASSES}")]
-    return min(roots, key=len, default=None)
