@@ -73,10 +73,10 @@ def test_failures_reach_main_as_their_own_type(here):
     assert "--force" in str(failure)
 
 
-def test_again_replaces_a_damaged_copy(here):
+def test_force_replaces_a_damaged_copy(here):
     run("get", "cifar10", "--from", str(here / "c.npz"))
     (here / "cache" / "datasets" / "cifar10" / "x_test.npy").unlink()
-    assert isinstance(run("get", "cifar10").exception, DataError)
+    assert isinstance(run("check", "cifar10").exception, DataError)
     assert run("get", "cifar10", "--force", "--from", str(here / "c.npz")).exit_code == 0
     assert run("check", "cifar10").exit_code == 0
 

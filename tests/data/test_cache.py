@@ -1,6 +1,7 @@
 import errno
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from feddpc import data
 from feddpc.data import fetch
 from feddpc.data.dataset import FIELDS
 from feddpc.data.fetch import cache as cache_files
+from feddpc.data.fetch import routes
+from feddpc.data.specs import SPECS, Archive
 from feddpc.errors import DataError
 
 
@@ -111,6 +114,22 @@ def test_damage_is_seen_on_load_with_its_remedy(cached, damage):
     damage(cached[1])
     with pytest.raises(DataError, match="feddpc data get cifar10 --force"):
         data.load("cifar10")
+
+
+@pytest.mark.parametrize("damage", [lambda f: (f / "y_test.npy").unlink(), lambda f: _set_format(f, 1)])
+def test_get_fetches_a_damaged_or_old_copy_again(cached, register, monkeypatch, damage):
+    made, folder = cached
+    monkeypatch.setitem(routes.ROUTES, "official", lambda spec, root: made)
+    register(replace(SPECS["cifar10"], archives=(Archive("a", "b", "c"),)))
+    assert fetch.get("cifar10").source == "cached"
+    damage(folder)
+    assert fetch.get("cifar10").source == "official"
+    assert fetch.check("cifar10") == made.checksums()
+
+
+def _set_format(folder, number):
+    about = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps(about | {"format": number}))
 
 
 @pytest.mark.parametrize("field", FIELDS)
