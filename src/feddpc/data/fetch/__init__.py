@@ -63,9 +63,11 @@ def get(
     failures = []
     for route in routes.routes_of(wanted) if source is None else [os.fspath(source)]:
         try:
-            return Fetched(name, route, cache_files.write(routes.ROUTES[route](wanted, root), root))
+            data = routes.ROUTES[route](wanted, root)
         except DataError as error:
             failures.append(f"  {route}: {error}")
+            continue
+        return Fetched(name, route, cache_files.write(data, root))
     raise DataError(
         f"{name} could not be fetched:\n" + "\n".join(failures) + "\n"
         f"Download {' and '.join(a.url for a in wanted.archives)} on another machine, then run "

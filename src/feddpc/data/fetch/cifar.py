@@ -26,8 +26,8 @@ def decode(spec: Spec, path: Path) -> Dataset:
     wanted = _BINARY[spec.name]
     # At most two levels: an extracted archive, or the folder that it was extracted in.
     names = [name for name in list_files(path) if name.count("/") <= 2]
-    found = {name: base for name in names if (base := PurePosixPath(name).name) in wanted}
-    if missing := [file for file in wanted if file not in found.values()]:
+    members = {name: base for name in names if (base := PurePosixPath(name).name) in wanted}
+    if missing := [file for file in wanted if file not in members.values()]:
         if _PICKLED[spec.name] <= {PurePosixPath(name).name for name in names}:
             raise DataError(
                 f"{path} is the Python version of {spec.name}, a pickle, which can run code and is not read: "
@@ -36,9 +36,9 @@ def decode(spec: Spec, path: Path) -> Dataset:
         raise DataError(
             f"{path} is not {spec.name}: it lacks {', '.join(missing)}; give the official binary archive or its folder"
         )
-    if len(found) != len(wanted):
-        raise DataError(f"{path} holds the same file more than once: {', '.join(found)}; give the folder of one copy")
-    parts = {found[name]: parse(spec, content, f"{path}/{name}") for name, content in read_files(path, found)}
+    if len(members) != len(wanted):
+        raise DataError(f"{path} holds the same file more than once: {', '.join(members)}; give the folder of one copy")
+    parts = {members[name]: parse(spec, content, f"{path}/{name}") for name, content in read_files(path, members)}
     *train, (x_test, y_test) = (parts[file] for file in wanted)
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
     return spec.dataset(x_train, y_train, x_test, y_test)

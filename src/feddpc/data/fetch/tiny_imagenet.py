@@ -19,7 +19,7 @@ _CLASSES, _LABELS = "wnids.txt", "val/val_annotations.txt"
 def decode(spec: Spec, path: Path) -> Dataset:
     """Read the official folder or zip; the number of a class is its position among the sorted WordNet ids."""
     names = list_files(path)
-    # The shallowest, if there are several.
+    # The folder of wnids.txt; the shallowest if there are several.
     root = min((n.removesuffix(_CLASSES) for n in names if f"/{n}".endswith(f"/{_CLASSES}")), key=len, default=None)
     if root is None:
         raise DataError(f"{path} is not Tiny ImageNet: it has no {_CLASSES}; give tiny-imagenet-200.zip or its folder")
@@ -31,6 +31,7 @@ def decode(spec: Spec, path: Path) -> Dataset:
     classes = sorted(set(texts[root + _CLASSES].split()))
     if len(classes) != spec.classes:
         raise DataError(f"{path}: {_CLASSES} lists {len(classes)} classes, but Tiny ImageNet has {spec.classes}")
+    index = {wnid: i for i, wnid in enumerate(classes)}
     images = {
         part: [n for n in names if n.startswith(f"{root}{part}/") and n.endswith(".JPEG")] for part in ("train", "val")
     }
@@ -41,10 +42,9 @@ def decode(spec: Spec, path: Path) -> Dataset:
         file, wnid, *_ = [*line.split("\t"), ""]
         labels[f"{root}val/images/{file}"] = wnid
     known = {*images["train"], *images["val"]}
-    wrong = [name for name in known | labels.keys() if name not in known or labels.get(name) not in classes]
+    wrong = [name for name in known | labels.keys() if name not in known or labels.get(name) not in index]
     if wrong:
         raise DataError(f"{path}: {_LABELS} and val/images/ disagree on {min(wrong)}: get a complete copy")
-    index = {wnid: i for i, wnid in enumerate(classes)}
     y_train, y_val = (np.asarray([index[labels[name]] for name in images[part]]) for part in ("train", "val"))
     x_train = stack(path, images["train"], mode="RGB", text="reading training images")
     x_val = stack(path, images["val"], mode="RGB", text="reading validation images")
