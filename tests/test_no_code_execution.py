@@ -1,4 +1,4 @@
-"""Nothing that is read can run: no pickle is written or loaded unrestricted, and no text becomes code."""
+"""Nothing that is read can run: no pickle is written or loaded, and no text becomes code."""
 
 import ast
 from pathlib import Path
@@ -16,8 +16,6 @@ FORBIDDEN = {
 }
 #: Methods of any object that unpack an archive onto the disk.
 UNPACKS = {"extractall", "extract"}
-#: The one reader of pickles, which knows four harmless names.
-READER = "data/safe_pickle.py"
 
 
 def calls(text):
@@ -38,14 +36,14 @@ def complaints(text, where):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
         risky = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml"} & {n.partition(".")[0] for n in names}
-        if risky and where != READER:
+        if risky:
             found.append(f"{where}:{node.lineno}: imports {', '.join(sorted(risky))}")
     return found
 
 
 def test_nothing_that_is_read_can_run():
     modules = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
-    assert READER in modules
+    assert modules
     assert [line for where, text in modules.items() for line in complaints(text, where)] == []
 
 

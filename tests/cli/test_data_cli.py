@@ -18,10 +18,9 @@ runner = CliRunner()
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """A private cache, no system package, and a CIFAR-10 of ten images a part in an .npz file."""
+    """A private cache, and a CIFAR-10 of ten images per part in an .npz file."""
     monkeypatch.setenv("FEDDPC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setitem(SPECS, "fashion-mnist", replace(SPECS["fashion-mnist"], system=None))
     x, y = np.random.default_rng(0).integers(0, 256, (10, 32, 32, 3), dtype=np.uint8), np.arange(10)
     np.savez(tmp_path / "c.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     small = replace(SPECS["cifar10"], train=10, test=10, md5={"x_train": md5(x), "x_test": md5(x)})
@@ -71,14 +70,14 @@ def test_failures_reach_main_as_their_own_type(here):
     path.write_bytes(content)
     failure = run("check", "cifar10").exception
     assert isinstance(failure, DataError)
-    assert "--again" in str(failure)
+    assert "--force" in str(failure)
 
 
-def test_again_replaces_a_damaged_copy(here):
+def test_force_replaces_a_damaged_copy(here):
     run("get", "cifar10", "--from", str(here / "c.npz"))
     (here / "cache" / "datasets" / "cifar10" / "x_test.npy").unlink()
-    assert isinstance(run("get", "cifar10").exception, DataError)
-    assert run("get", "cifar10", "--again", "--from", str(here / "c.npz")).exit_code == 0
+    assert isinstance(run("check", "cifar10").exception, DataError)
+    assert run("get", "cifar10", "--force", "--from", str(here / "c.npz")).exit_code == 0
     assert run("check", "cifar10").exit_code == 0
 
 

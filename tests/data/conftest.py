@@ -6,14 +6,12 @@ import gzip
 import hashlib
 import io
 import json
-import pickle
 import struct
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,11 +25,10 @@ Files = dict[str, bytes]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    """A private cache, and no data that the machine happens to have."""
+    """A private cache folder."""
     root = tmp_path / "cache"
     monkeypatch.setenv("FEDDPC_CACHE", str(root))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setitem(SPECS, "fashion-mnist", replace(SPECS["fashion-mnist"], system=tmp_path / "no-package"))
     return root
 
 
@@ -49,7 +46,7 @@ def small() -> Callable[[str], tuple[Spec, Dataset]]:
         data = Dataset.from_arrays(**arrays, name=name, classes=real.classes, class_names=real.class_names)
         sums = {field: md5(arrays[field]) for field in ("x_train", "x_test")}
         blocks = tuple(md5(block) for block in np.split(arrays["x_train"], 5)) if real.blocks else ()
-        return replace(real, **sizes, md5=sums, blocks=blocks, archives=(), hub=None, npm=None, system=None), data
+        return replace(real, **sizes, md5=sums, blocks=blocks, archives=(), hub=None, npm=None), data
 
     return make
 
@@ -67,34 +64,6 @@ def register(monkeypatch) -> Callable[[Spec], Spec]:
 
 def _rows(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)).reshape(len(x), -1)
-
-
-class _Python2Pickler(pickle._Pickler):
-    """Writes what Python 2 wrote: both kinds of string as its native one, numpy under its old name."""
-
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
-
-    def save_string(self, value: bytes | str) -> None:
-        raw = value.encode("latin1") if isinstance(value, str) else value
-        self.write(pickle.BINSTRING + struct.pack("<i", len(raw)) + raw)
-
-    def save_global(self, obj, name=None) -> None:
-        if getattr(obj, "__name__", "") == "_reconstruct":
-            self.write(b"cnumpy.core.multiarray\n_reconstruct\n")
-        else:
-            super().save_global(obj, name)
-
-    dispatch[bytes] = dispatch[str] = save_string
-
-
-def python2_pickle(value: object) -> bytes:
-    out = io.BytesIO()
-    _Python2Pickler(out, protocol=2).dump(value)
-    return out.getvalue()
-
-
-def _batch(x: np.ndarray, y: np.ndarray, key: bytes) -> bytes:
-    return python2_pickle({b"data": _rows(x), key: [int(v) for v in y], b"batch_label": b"of 5"})
 
 
 def _record(x: np.ndarray, y: np.ndarray, coarse: bool) -> bytes:
@@ -122,11 +91,9 @@ def cifar_files() -> Callable[[Dataset, str], Files]:
         parts = [*whole, ("test" if fine else "test_batch", data.x_test, data.y_test)]
         # Not the official order: neither does the official archive keep it.
         parts = parts[::-1]
-        if form == "python":
-            key = b"fine_labels" if fine else b"labels"
-            return {f"cifar-py/{name}": _batch(x, y, key) for name, x, y in parts} | {"cifar-py/readme.html": b"hello"}
         if form == "binary":
-            return {f"cifar-bin/{name}.bin": _record(x, y, fine) for name, x, y in parts}
+            records = {f"cifar-bin/{name}.bin": _record(x, y, fine) for name, x, y in parts}
+            return records | {"cifar-bin/readme.html": b"hello"}
         sheets = {f"package/{name}.png": png(x.reshape(len(x), -1, 3)) for name, x, _ in parts}
         labels = {"train": data.y_train.tolist(), "test": data.y_test.tolist()}
         return sheets | {f"package/{part}_lables.json": json.dumps(y).encode() for part, y in labels.items()}
@@ -205,6 +172,6 @@ def tiny_files() -> Callable[..., Files]:
 def served_archive(tmp_path, small, cifar_files):
     """A small CIFAR-10 archive, its data and the Archive that describes it (address left to the test)."""
     spec, data = small("cifar10")
-    path = to_tar(cifar_files(data, "python"), tmp_path / "cifar-10-python.tar.gz")
+    path = to_tar(cifar_files(data, "binary"), tmp_path / "cifar-10-binary.tar.gz")
     content = path.read_bytes()
-    return spec, data, content, Archive(path.name, hashlib.md5(content).hexdigest())
+    return spec, data, content, Archive(path.name, hashlib.md5(content).hexdigest(), "")

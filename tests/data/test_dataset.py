@@ -98,7 +98,7 @@ def test_other_mistakes_are_named(x, y, message):
 
 
 def test_train_and_test_samples_must_agree():
-    with pytest.raises(DataError, match="x_train is 5x5x1 uint8 but one of x_test is 5x6x1 uint8"):
+    with pytest.raises(DataError, match="x_train are 5x5x1 uint8 but those of x_test are 5x6x1 uint8"):
         Dataset.from_arrays(images(4, 5, 5), Y, images(4, 5, 6), Y)
     with pytest.raises(DataError, match="5x5x1 float32"):
         Dataset.from_arrays(images(4, 5, 5), Y, np.zeros((4, 5, 5, 1)), Y)

@@ -13,8 +13,9 @@ import zlib
 import numpy as np
 import pytest
 
-from feddpc.data import idx, images, npz, ways
-from feddpc.data.tree import open_tree
+from feddpc.data import npz
+from feddpc.data.fetch import idx, images, routes
+from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.errors import DataError
 
 OUTSIDE = ["../x", "a/../../x", "/etc/x", "\\x", "..\\x", "C:\\x", "C:x"]
@@ -37,8 +38,8 @@ def little_memory():
 def readers(small):
     """What reads archives: each as a function of the path."""
     specs = {name: small(name)[0] for name in ("cifar10", "fashion-mnist", "tiny-imagenet")}
-    known = {name: lambda path, spec=spec: ways.local(spec, path) for name, spec in specs.items()}
-    return known | {"images": images.decode, "any": lambda path: open_tree(path).names()}
+    known = {name: lambda path, spec=spec: routes.from_path(spec, path) for name, spec in specs.items()}
+    return known | {"images": images.decode, "any": lambda path: list_files(path)}
 
 
 READERS = ("cifar10", "fashion-mnist", "tiny-imagenet", "images", "any")
@@ -83,10 +84,10 @@ def test_devices_and_pipes_in_a_tar_are_not_there(tmp_path, kind):
     device = member("train/a/0.png", kind)
     device.devmajor, device.devminor = 1, 5  # an endless source of zeros
     path = tar(tmp_path / "a.tar", (device, b""), (member("b"), b"content"))
-    tree = open_tree(path)
-    assert "b" in tree.names()
-    assert dict(tree.read(tree.names()))["b"] == b"content"
-    assert dict(tree.read(tree.names())).get("train/a/0.png", b"") == b""
+    names = list_files(path)
+    assert "b" in names
+    assert dict(read_files(path, names))["b"] == b"content"
+    assert dict(read_files(path, names)).get("train/a/0.png", b"") == b""
 
 
 def test_a_link_in_a_zip_is_text_and_nothing_is_followed(tmp_path):
@@ -94,8 +95,8 @@ def test_a_link_in_a_zip_is_text_and_nothing_is_followed(tmp_path):
         link = zipfile.ZipInfo("train/a/0.png")
         link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
         archive.writestr(link, "/etc/passwd")
-    tree = open_tree(tmp_path / "a.zip")
-    assert dict(tree.read(tree.names())) == {"train/a/0.png": b"/etc/passwd"}
+    path = tmp_path / "a.zip"
+    assert dict(read_files(path, list_files(path))) == {"train/a/0.png": b"/etc/passwd"}
 
 
 def test_devices_and_pipes_in_a_folder_are_not_there(tmp_path):
@@ -103,22 +104,25 @@ def test_devices_and_pipes_in_a_folder_are_not_there(tmp_path):
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "real").write_bytes(b"content")
-    assert open_tree(tmp_path).names() == ["real"]
+    assert list_files(tmp_path) == ["real"]
 
 
 def test_a_name_that_is_there_twice_is_refused(tmp_path):
     path = tar(tmp_path / "a.tar", (member("a"), b"1"), (member("a"), b"2"))
-    with pytest.raises(DataError, match="there twice"):
-        open_tree(path).names()
+    with pytest.raises(DataError, match="two members have the name 'a'"):
+        list_files(path)
 
 
 # Bombs: much more comes out than went in.
 
 
 def test_a_gzipped_idx_file_that_never_ends(tmp_path):
-    bomb = gzip.compress(ZEROS) * 30
+    packer = zlib.compressobj(wbits=31)
+    bomb = b"".join(packer.compress(ZEROS) for _ in range(30)) + packer.flush()
     with pytest.raises(DataError, match="unpacks to more than"):
         idx.parse(bomb, "file")
+    with pytest.raises(DataError, match="unpacks to more than"):
+        idx.parse(gzip.compress(ZEROS) * 30, "file")
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -134,7 +138,7 @@ def test_a_gzipped_tar_that_never_ends(tmp_path, readers, reader):
 def test_a_zip_whose_member_is_far_larger_than_itself(tmp_path, readers, tiny_files, reader, name):
     others = {"t/val/val_annotations.txt": b"", "t/train/a/images/a.JPEG": b"", "test/a/0.png": b""}
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for file, content in {**others, name: ZEROS * 16}.items():
+        for file, content in {name: ZEROS * 16, **others}.items():
             archive.writestr(file, content)
     with pytest.raises(DataError, match="unpacks to more than"):
         readers[reader](tmp_path / "a.zip")
@@ -145,18 +149,17 @@ def test_a_zip_that_lies_about_the_size_of_a_member(tmp_path):
         archive.writestr("a", ZEROS)
     honest = (tmp_path / "a.zip").read_bytes()
     (tmp_path / "b.zip").write_bytes(honest.replace(struct.pack("<I", len(ZEROS)), struct.pack("<I", 10)))
-    tree = open_tree(tmp_path / "b.zip")
+    names = list_files(tmp_path / "b.zip")
     with pytest.raises(DataError, match="damaged"):
-        list(tree.read(tree.names()))
+        list(read_files(tmp_path / "b.zip", names))
 
 
 def test_a_tar_member_that_claims_more_than_any_file_has(tmp_path):
     head = member("a")
     head.size = 1 << 40
     (tmp_path / "a.tar").write_bytes(head.tobuf() + bytes(1024))
-    tree = open_tree(tmp_path / "a.tar")
     with pytest.raises(DataError):
-        list(tree.read(["a"]))
+        list(read_files(tmp_path / "a.tar", ["a"]))
 
 
 def test_an_npz_that_is_far_larger_than_itself(tmp_path):
@@ -178,7 +181,7 @@ def test_an_npz_whose_header_promises_a_terabyte(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             archive.writestr(f"{name}.npy", array.getvalue())
-    with pytest.raises(DataError, match="which is not"):
+    with pytest.raises(DataError, match="its header claims"):
         npz.decode(tmp_path / "a.npz")
 
 
@@ -203,4 +206,4 @@ def test_many_pngs_that_are_far_larger_than_they_look(tmp_path, write):
     picture = _png(1000, 1000, bytes(1001 * 1000))
     files = {f"{part}/a/{i}.png": picture for part in ("train", "test") for i in range(130)}
     with pytest.raises(DataError, match="unpacks to more than"):
-        images.decode(write["folder"](files, tmp_path / "a"), show=False)
+        images.decode(write["folder"](files, tmp_path / "a"))

@@ -17,7 +17,7 @@ import atheris
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-WATCHED = ["feddpc", "zipfile", "tarfile", "gzip", "pickletools", "tomllib", "numpy.lib"]
+WATCHED = ["feddpc", "zipfile", "tarfile", "gzip", "tomllib", "numpy.lib"]
 # It lists every module it watches.
 with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=WATCHED):
     from feddpc.errors import FeddpcError

@@ -14,10 +14,11 @@ from safetensors.torch import save
 
 from feddpc import methods
 from feddpc.config import Config, parse_set, read_toml
-from feddpc.data import cache as data_cache
-from feddpc.data import cifar, idx, images, npz, tiny_imagenet
+from feddpc.data import npz
+from feddpc.data.fetch import cache as data_cache
+from feddpc.data.fetch import cifar, idx, images, npm_cifar10, tiny_imagenet
+from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.specs import SPECS
-from feddpc.data.tree import open_tree
 from feddpc.errors import FeddpcError
 from feddpc.federate import keys
 from feddpc.paper import records, tuned
@@ -38,18 +39,13 @@ def idx_file(content: bytes) -> None:
 
 
 @target
-def cifar_pickle(content: bytes) -> None:
-    cifar._parse_pickle({"data_batch_1": content}, "data_batch_1", "file")
-
-
-@target
 def cifar_binary(content: bytes) -> None:
-    cifar._parse_binary({"train.bin": content}, "train.bin", "file")
+    cifar.parse(SPECS["cifar100"], content, "file")
 
 
 @target
 def cifar_labels(content: bytes) -> None:
-    cifar._json_labels({"labels": content}, "labels", "file", 0, 3)
+    npm_cifar10.parse_labels(content, "file")
 
 
 @target
@@ -59,18 +55,18 @@ def image(content: bytes) -> None:
 
 @target
 def image_zip(content: bytes) -> None:
-    images.decode(file("images.zip", content), show=False)
+    images.decode(file("images.zip", content))
 
 
 @target
 def tiny_imagenet_zip(content: bytes) -> None:
-    tiny_imagenet.decode(TINY, file("tiny.zip", content), show=False)
+    tiny_imagenet.decode(TINY, file("tiny.zip", content))
 
 
 @target
 def archive(content: bytes) -> None:
-    tree = open_tree(file("archive", content))
-    for _ in tree.read(tree.names()):
+    path = file("archive", content)
+    for _ in read_files(path, list_files(path)):
         pass
 
 

@@ -6,7 +6,6 @@ import datetime as dt
 import hashlib
 import io
 import json
-import pickle
 import struct
 import sys
 import tarfile
@@ -21,6 +20,7 @@ from safetensors.torch import save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from feddpc.data.dataset import FIELDS
+from feddpc.data.fetch import cache as data_cache
 from feddpc.federate import certificates
 from feddpc.runs import checkpoint
 from fuzz import files, heard
@@ -86,12 +86,7 @@ def _line(number: int) -> str:
 
 def seeds() -> dict[str, list[bytes]]:
     """Return valid files by target."""
-    batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1]}
-    note = {
-        "format": 1,
-        "arrays": {f: {"shape": [3], "dtype": "uint8", "md5": ""} for f in FIELDS},
-        "class_names": ["a"],
-    }
+    note = {"format": data_cache.FORMAT, "class_names": None, "md5": dict.fromkeys(FIELDS, "")}
     about = {"format": 2, "round": 1, "record_bytes": 0, "file": files.STATE, "diverged": None, "meter": {"d": 3}}
     about["sha256"] = hashlib.sha256(files.state()).hexdigest()
     summed = about | {"format": 3}
@@ -102,7 +97,6 @@ def seeds() -> dict[str, list[bytes]]:
     pictures = {f"{part}/{name}/0.png": _picture() for part in ("train", "test") for name in ("cat", "dog")}
     return {
         "idx_file": [b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + bytes(8), b"\0\0\x08\x01\0\0\0\x02ab"],
-        "cifar_pickle": [pickle.dumps(batch, protocol=2), pickle.dumps({"labels": [1], "data": batch[b"data"]})],
         "cifar_binary": [bytes(3074)],
         "cifar_labels": [b"[1, 2, 3]"],
         "image": [_picture(), _picture("JPEG"), _picture(mode="P"), _picture(mode="L")],

@@ -15,7 +15,6 @@ SOURCE = HERE.parents[1] / "src" / "feddpc"
 #: What the library reads that others may have written, and the targets for it.
 READERS = {
     "IDX": ["idx_file"],
-    "CIFAR pickle": ["cifar_pickle"],
     "CIFAR binary and labels": ["cifar_binary", "cifar_labels"],
     "npz": ["npz_file"],
     "Tiny ImageNet": ["tiny_imagenet_zip"],
@@ -35,13 +34,13 @@ READERS = {
 #: Modules that parse something, and the targets that go through them; none: it reads what this library's own process
 #: or the system wrote a moment ago.
 PARSERS = {
-    "data/cache.py": ["cached"],
-    "data/cifar.py": ["cifar_labels", "cifar_binary"],
-    "data/idx.py": ["idx_file"],
-    "data/images.py": ["image", "image_zip"],
+    "data/fetch/archive.py": ["archive"],
+    "data/fetch/cache.py": ["cached"],
+    "data/fetch/cifar.py": ["cifar_binary"],
+    "data/fetch/idx.py": ["idx_file"],
+    "data/fetch/images.py": ["image", "image_zip"],
+    "data/fetch/npm_cifar10.py": ["cifar_labels"],
     "data/npz.py": ["npz_file"],
-    "data/safe_pickle.py": ["cifar_pickle"],
-    "data/tree.py": ["archive"],
     "federate/deployment.py": [],
     "federate/keys.py": ["pem"],
     "flower/base.py": [],

@@ -1,9 +1,9 @@
-"""Data sets: known ones by name, your own from arrays or files.
+"""Data sets in memory: known ones by name, your own from arrays or files, and how clients share them.
 
-``load`` returns a :class:`Dataset`; ``get`` brings a known one to this machine; ``check`` verifies it byte by byte.
+``load`` returns a :class:`Dataset`. :mod:`feddpc.data.fetch` downloads the known data sets.
 """
 
 from feddpc.data.dataset import Dataset
-from feddpc.data.sources import Entry, Fetched, check, entries, get, load, names
+from feddpc.data.loading import load, names
 
-__all__ = ["Dataset", "Entry", "Fetched", "check", "entries", "get", "load", "names"]
+__all__ = ["Dataset", "load", "names"]

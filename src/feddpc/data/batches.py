@@ -1,4 +1,4 @@
-"""Batch plans: which samples every client of a cohort sees at every local step, decided ahead on the host."""
+"""Batch plans: which samples each client of a cohort trains on at each local step, drawn in advance on the CPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Ints = NDArray[np.int64]
 class BatchPlan:
     """The batches of a cohort: client ``i`` trains on ``index[i, k, :count[i, k]]`` at step ``k < steps[i]``.
 
-    What lies behind ``count`` and ``steps`` is padding (index 0). ``draws[i, k, b]`` holds the vertical shift, the
-    horizontal shift and the flip of a sample when the data are augmented. ``noise`` seeds layers that draw for
-    themselves, one seed a client.
+    Entries beyond ``count`` and ``steps`` are padding (index 0). With augmentation, ``draws[i, k, b]`` holds the
+    vertical shift, the horizontal shift and the flip of a sample. ``noise`` holds one seed per client, for layers that
+    draw random numbers.
     """
 
     clients: Ints  # [m]
-    sizes: Ints  # [m] samples a client holds
+    sizes: Ints  # [m] number of samples per client
     index: Ints  # [m, K, B]
     count: Ints  # [m, K]
     steps: Ints  # [m]
@@ -31,7 +31,7 @@ class BatchPlan:
     draws: NDArray[np.int16] | None = None  # [m, K, B, 3]
 
     def take(self, rows: Ints) -> BatchPlan:
-        """Return the plan of some of the clients, by their places."""
+        """Return the plan of the clients in these rows."""
         K = int(self.steps[rows].max(initial=0))
         return BatchPlan(
             clients=self.clients[rows],
@@ -44,13 +44,13 @@ class BatchPlan:
         )
 
     def resting(self, rest: NDArray[np.bool_]) -> BatchPlan:
-        """Return this plan without any steps for the clients that ``rest`` marks."""
+        """Return this plan with no steps for the clients that ``rest`` marks."""
         return replace(self, steps=np.where(rest, 0, self.steps), count=np.where(rest[:, None], 0, self.count))
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Makes the batch plans of one experiment; a pure function of (seed, round, client)."""
+    """Builds the batch plans of one experiment, as a pure function of (seed, round, client)."""
 
     partition: Partition
     batch_size: int
@@ -59,7 +59,7 @@ class Planner:
     shift: int = 0  # largest shift of a crop in pixels; 0 means no augmentation
 
     def plan(self, round: int, clients: Ints) -> BatchPlan:
-        """Shuffled batches of ``epochs`` passes over each client's samples; the last partial batch is kept."""
+        """Plan ``epochs`` shuffled passes over each client's samples; the last partial batch of a pass is kept."""
         passes = []
         for client in clients:
             own, rng = self.partition[int(client)], generator(self.seed, "batches", round, int(client))
@@ -67,11 +67,11 @@ class Planner:
         return self._pad(round, clients, passes)
 
     def steps(self, sizes: Ints) -> Ints:
-        """Return how many local steps clients with ``sizes`` samples make in a round."""
+        """Return the number of local steps per round of clients with ``sizes`` samples."""
         return -(-sizes // self.batch_size) * self.epochs
 
     def sweep(self, clients: Ints) -> BatchPlan:
-        """One unshuffled, unaugmented pass over each client's samples, for full gradients."""
+        """Plan one pass over each client's samples, unshuffled and unaugmented, for full gradients."""
         return self._pad(None, clients, [[self.partition[int(c)]] for c in clients])
 
     def _pad(self, round: int | None, clients: Ints, passes: list[list[Ints]]) -> BatchPlan:
@@ -96,7 +96,7 @@ class Planner:
         draws = np.zeros((*shape, 3), dtype=np.int16)
         high = [2 * self.shift + 1, 2 * self.shift + 1, 2]
         for i, client in enumerate(clients):
-            # A stream a client, read step by step, so that what a sample gets does not depend on the cohort's padding.
+            # One stream per client, read step by step, so that the draws do not depend on the padding of the cohort.
             rng = generator(self.seed, "augment", round, int(client))
             size = min(self.batch_size, len(self.partition[int(client)]))
             draws[i, :, :size] = rng.integers(high, size=(shape[1], size, 3), dtype=np.int16)

@@ -1,4 +1,4 @@
-"""A data set in memory, and the checks that every array has passed before training sees it."""
+"""A data set in memory, and the checks that its arrays must pass before training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from feddpc.errors import BadInputError, DataError
 
 Array = npt.NDArray[Any]
-#: A label beyond this is no class number but a mistake, and a model with so many outputs would fill the memory.
-MOST_CLASSES = 100_000
+#: A larger label is taken for a mistake: a model with that many outputs would fill the memory.
+MAX_CLASSES = 100_000
 FIELDS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -22,9 +22,9 @@ FIELDS = ("x_train", "y_train", "x_test", "y_test")
 class Dataset:
     """Training and test samples with their labels.
 
-    Images are uint8 ``[n, height, width, channels]``; any other data is float32 ``[n, ...]`` and is never rescaled.
-    Labels are int64 ``[n]`` in ``0..classes-1``. Build one from your own arrays with :meth:`from_arrays`, which checks
-    all of this.
+    Images are uint8 ``[n, height, width, channels]``; all other data are float32 ``[n, ...]`` and are never rescaled.
+    Labels are int64 ``[n]`` in ``0..classes-1``. Use :meth:`from_arrays` to build a data set from your own arrays; it
+    checks all of this.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Dataset:
     @cached_property
     def digest(self) -> str:
         """A hash of all samples and labels."""
-        made = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for field in FIELDS:
             array = np.ascontiguousarray(getattr(self, field))
-            made.update(f"{field} {array.dtype} {array.shape}".encode())
-            made.update(array.data)
-        return made.hexdigest()
+            digest.update(f"{field} {array.dtype} {array.shape}".encode())
+            digest.update(array.data)
+        return digest.hexdigest()
 
     @classmethod
     def from_arrays(
@@ -57,10 +57,10 @@ class Dataset:
         classes: int | None = None,
         class_names: tuple[str, ...] | None = None,
     ) -> Dataset:
-        """Build a data set from numpy arrays or torch tensors, or say precisely what is wrong with them.
+        """Build a data set from numpy arrays or torch tensors, after checking them.
 
         Samples are uint8 images, or floating-point arrays of any shape (kept as float32). A uint8 array ``[n, H, W]``
-        gets a channel axis; ``[n, H, W, C]`` is taken as it is when its last axis has size 1 or 3; otherwise
+        gets a channel axis; ``[n, H, W, C]`` is not changed if its last axis has size 1 or 3; otherwise
         ``[n, C, H, W]`` with C 1 or 3 (torch's convention) is transposed. Labels are integers, ``[n]`` or ``[n, 1]``.
         ``classes`` defaults to the largest label plus one.
 
@@ -74,19 +74,19 @@ class Dataset:
             x, y = xs[f"x_{part}"], ys[f"y_{part}"]
             if len(x) != len(y):
                 raise DataError(
-                    f"x_{part} has {len(x)} samples but y_{part} has {len(y)} labels: give one label a sample"
+                    f"x_{part} has {len(x)} samples but y_{part} has {len(y)} labels: give one label per sample"
                 )
         train, test = xs["x_train"], xs["x_test"]
         if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
             raise DataError(
-                f"a sample of x_train is {_shape(train)} but one of x_test is {_shape(test)}: "
+                f"samples of x_train are {_shape(train)} but those of x_test are {_shape(test)}: "
                 "give both the same shape and type"
             )
         if classes is None:
             classes = int(max(y.max() for y in ys.values())) + 1
         _check_range(ys, classes)
         if class_names is not None and len(class_names) != classes:
-            raise BadInputError(f"{len(class_names)} class names for {classes} classes: give one name a class")
+            raise BadInputError(f"{len(class_names)} class names for {classes} classes: give one name per class")
         labels = {field: y.astype(np.int64) for field, y in ys.items()}
         return cls(name=name, classes=classes, class_names=class_names, **xs, **labels)
 
@@ -97,7 +97,7 @@ class Dataset:
 
     @property
     def is_image(self) -> bool:
-        """Whether samples are uint8 images, to be scaled and normalised before training."""
+        """Whether samples are uint8 images, to be scaled and normalized before training."""
         return bool(self.x_train.dtype == np.uint8)
 
     def checksums(self) -> dict[str, str]:
@@ -117,14 +117,14 @@ def md5(array: Array) -> str:
 
 
 def compact(array: Array) -> Array:
-    """Return int64 labels as uint8 where they fit, and any other array as it is."""
+    """Return int64 labels as uint8 where they fit, and any other array unchanged."""
     if array.dtype == np.int64 and array.size and array.min() >= 0 and array.max() <= 255:
         return array.astype(np.uint8)
     return array
 
 
 def _numpy(value: Any) -> Array:
-    # Recognised by its method, so that numpy-only users never import torch here.
+    # Recognized by a method, so that torch is not imported for users of numpy.
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if value.is_floating_point():
@@ -141,7 +141,7 @@ def _samples(value: Any, field: str) -> Array:
         return _images(x, field)
     if not np.issubdtype(x.dtype, np.floating):
         raise DataError(f"{field} has type {x.dtype}: give uint8 images (0..255) or float32 arrays")
-    with np.errstate(over="ignore"):  # a float64 beyond float32's range turns into Inf and is reported below
+    with np.errstate(over="ignore"):  # a float64 beyond the range of float32 becomes Inf and is reported below
         x = np.ascontiguousarray(x, dtype=np.float32)
     bad = ~np.isfinite(x)
     if bad.any():
@@ -171,13 +171,13 @@ def _labels(value: Any, field: str) -> Array:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
-        raise DataError(f"{field} has shape {y.shape}: give one integer label a sample, shape [n]")
+        raise DataError(f"{field} has shape {y.shape}: give one integer label per sample, shape [n]")
     if y.size == 0:
         raise DataError(f"{field} is empty: give at least one label")
     if not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"{field} has type {y.dtype} (first value {y[0]}): labels are integers, 0 to classes - 1")
-    if y.max() >= MOST_CLASSES:
-        raise DataError(f"{field}[{y.argmax()}] is {y.max()}: labels are class numbers from 0, below {MOST_CLASSES}")
+    if y.max() >= MAX_CLASSES:
+        raise DataError(f"{field}[{y.argmax()}] is {y.max()}: class numbers are 0 or larger and below {MAX_CLASSES}")
     return y
 
 

@@ -1,4 +1,4 @@
-"""Scikit-learn's 8x8 handwritten digits: a data set that is always there, split the same way every time."""
+"""Scikit-learn's 8x8 handwritten digits: a data set that needs no download, with a fixed split."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ from feddpc.rng import generator
 
 
 def decode(spec: Spec) -> Dataset:
-    """Return the digits as grey images (the sixteen steps stretched to 0..255), 80 % for training, 20 % for testing."""
+    """Return the digits as gray images (0..16 scaled to 0..255), 80 % for training and 20 % for testing."""
     table = np.loadtxt(_file(), delimiter=",")
     x = np.rint(table[:, :-1].reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
     y = table[:, -1].astype(np.int64)
     test = _stratified(y, 0.2)
-    return Dataset.from_arrays(
-        x[~test], y[~test], x[test], y[test], name=spec.name, classes=spec.classes, class_names=spec.class_names
-    )
+    return spec.dataset(x[~test], y[~test], x[test], y[test])
 
 
 def _file() -> Path:
-    """Return where the digits lie. Importing scikit-learn for them takes a second, and changes the environment."""
+    """Return the path of the digits file. Importing scikit-learn takes a second and changes the environment."""
     package = importlib.util.find_spec("sklearn")
     if package is not None and package.origin is not None:
         path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             return path
-    raise DataError("scikit-learn's digits are not here: run `pip install --force-reinstall scikit-learn`")
+    raise DataError("scikit-learn's file digits.csv.gz is missing: run `pip install --force-reinstall scikit-learn`")
 
 
 def _stratified(y: Array, share: float) -> Array:
-    """Mark ``share`` of every class, at random but always the same ones."""
+    """Mark ``share`` of the samples of every class, drawn with a fixed seed."""
     rng = generator(0, "digits-split")
     marked = np.zeros(len(y), bool)
     for label in np.unique(y):

@@ -1,4 +1,4 @@
-"""The header of NumPy's array files, read without trust: what it promises is checked before anything is made of it."""
+"""Headers of NumPy's array files, for checking their claims before memory is allocated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Header(NamedTuple):
-    """What an array file says it holds."""
+    """Shape, order and type that an array file claims to hold."""
 
     shape: tuple[int, ...]
     by_columns: bool
@@ -17,7 +17,7 @@ class Header(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers that are."""
+        """How many numbers the array has."""
         return int(np.prod(self.shape, dtype=object))
 
     def fills(self, size: int) -> bool:
@@ -27,7 +27,7 @@ class Header(NamedTuple):
 
 
 def read_header(stream: IO[bytes]) -> Header:
-    """Read a header; NumPy reads it as Python text, with parsers that raise almost any exception.
+    """Read a header. NumPy parses it as Python text, and its parsers can raise almost any exception.
 
     >>> import io
     >>> file = io.BytesIO()

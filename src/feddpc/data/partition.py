@@ -1,10 +1,10 @@
-"""Which client holds which samples: the partition, the schemes that make one, and a summary of how uneven it is.
+"""Which client holds which samples: the partition, the schemes that build one, and a summary of how uneven it is.
 
 | name | what differs between clients |
 |---|---|
-| ``dirichlet`` | labels and sizes; Yurochkin et al. 2019, the paper's |
+| ``dirichlet`` | labels and sizes; Yurochkin et al. 2019, used in the paper |
 | ``dirichlet-equal`` | labels only; a class prior per client, as in FedDyn |
-| ``shards`` | labels only; a few pieces of the sorted data each, McMahan et al. 2017 |
+| ``shards`` | labels only; a few pieces of the sorted data per client, McMahan et al. 2017 |
 | ``quantity`` | sizes only |
 | ``iid`` | nothing |
 """
@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from feddpc.checks import check_int
 from feddpc.data import schemes
-from feddpc.data.schemes import Dealt, Ids, resolve_min_size
+from feddpc.data.schemes import Ids, Split, resolve_min_size
 from feddpc.errors import BadInputError
 from feddpc.registry import Registry
 
 __all__ = ["Partition", "make", "names", "options", "resolve_min_size", "summary"]
 
-_MENU: Registry[Dealt] = Registry(
+_SCHEMES: Registry[Split] = Registry(
     "partition",
     {
         "dirichlet": schemes.dirichlet,
@@ -39,9 +39,9 @@ _MENU: Registry[Dealt] = Registry(
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Sample indices of all clients, one after the other: client j holds ``order[starts[j]:starts[j + 1]]``.
+    """Sample indices of all clients in one array: client j holds ``order[starts[j]:starts[j + 1]]``.
 
-    Two arrays instead of a list for each client, so that a million clients cost no more than their samples.
+    Two arrays instead of one list per client, so that a million clients need no more memory than their samples.
 
     >>> p = Partition.from_lists([[4, 0], [1, 2, 3]])
     >>> len(p), p[1].tolist(), p.sizes.tolist()
@@ -54,13 +54,13 @@ class Partition:
     def __post_init__(self) -> None:
         for field in ("order", "starts"):
             array = _integers(field, getattr(self, field)).view()
-            array.flags.writeable = False  # of the view: a partition is shared by all methods of a comparison
+            array.flags.writeable = False  # the view only; all methods of a comparison share a partition
             object.__setattr__(self, field, array)
         s = self.starts
         if len(s) < 2 or s[0] != 0 or s[-1] != len(self.order) or (np.diff(s) < 0).any():
             raise BadInputError(
-                f"starts of a partition must rise from 0 to the {len(self.order)} entries of order and name at least "
-                "one client: build it with Partition.from_lists"
+                f"starts of a partition must increase from 0 to len(order) = {len(self.order)}, for one client "
+                "or more: build it with Partition.from_lists"
             )
 
     @classmethod
@@ -73,7 +73,7 @@ class Partition:
 
     @classmethod
     def from_sizes(cls, order: Ids, sizes: Ids) -> Partition:
-        """Build a partition from all indices, client after client, and the number that belongs to each client."""
+        """Build a partition from the indices of all clients in order, and the number of samples per client."""
         return cls(order, np.concatenate([[0], np.cumsum(sizes)]))
 
     def __len__(self) -> int:
@@ -90,16 +90,16 @@ class Partition:
 
     @property
     def sizes(self) -> Ids:
-        """Number of samples of each client."""
+        """Number of samples per client."""
         return np.diff(self.starts)
 
     def counts(self, labels: npt.ArrayLike, classes: int) -> Ids:
-        """Return how many samples of each class each client holds, ``[clients, classes]``."""
+        """Return the number of samples per client and class, ``[clients, classes]``."""
         y = _integers("labels", labels)
         self._check_range(len(y))
         mine = y[self.order]
         if len(mine) and not 0 <= mine.min() <= mine.max() < classes:
-            raise BadInputError(f"labels run from {mine.min()} to {mine.max()}, but classes = {classes}")
+            raise BadInputError(f"labels range from {mine.min()} to {mine.max()}, but classes = {classes}")
         owner = np.repeat(np.arange(len(self)), self.sizes)
         return np.bincount(owner * classes + mine, minlength=len(self) * classes).reshape(len(self), classes)
 
@@ -108,8 +108,8 @@ class Partition:
         self._check_range(n_samples)
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
-            who = ", ".join(str(j) for j in empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
-            raise BadInputError(f"no samples for client {who}: leave empty clients out of the partition")
+            listed = ", ".join(str(j) for j in empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+            raise BadInputError(f"no samples for client {listed}: leave empty clients out of the partition")
 
     def _check_range(self, n_samples: int) -> None:
         bad = np.flatnonzero((self.order < 0) | (self.order >= n_samples))
@@ -117,13 +117,13 @@ class Partition:
             j = int(np.searchsorted(self.starts, bad[0], side="right")) - 1
             raise BadInputError(
                 f"client {j} holds sample {self.order[bad[0]]}, but the data have {n_samples} samples (0 to "
-                f"{n_samples - 1}): make the partition from the same data"
+                f"{n_samples - 1}): build the partition from the same data"
             )
 
 
 def names() -> list[str]:
     """Return the names of the schemes."""
-    return _MENU.names()
+    return _SCHEMES.names()
 
 
 def options(name: str) -> dict[str, object]:
@@ -132,31 +132,31 @@ def options(name: str) -> dict[str, object]:
     >>> options("dirichlet")
     {'alpha': 0.2, 'min_size': None}
     """
-    return _MENU.options(name)
+    return _SCHEMES.options(name)
 
 
 def make(name: str, labels: npt.ArrayLike, clients: int, *, seed: int, **options: object) -> Partition:
-    """Deal the samples with these labels to ``clients`` clients; every sample to exactly one, none left empty.
+    """Divide samples with these labels among ``clients`` clients. Each sample goes to one client, and none is empty.
 
     Args:
         name: one of `names()`.
-        labels: the class of each sample, whole numbers.
-        clients: how many clients.
+        labels: the class of each sample, integers.
+        clients: the number of clients.
         seed: equal seeds give equal partitions.
-        options: those of the scheme, see `options`.
+        options: options of the scheme, see `options`.
 
     >>> make("shards", [0, 1, 0, 1], clients=2, seed=0, shards=1).counts([0, 1, 0, 1], 2).tolist()
     [[2, 0], [0, 2]]
     """
-    deal = _MENU.builder(name, options)
+    split = _SCHEMES.builder(name, options)
     y = _integers("labels", labels)
     if check_int("clients", clients, 1) > len(y):
-        raise BadInputError(f"clients = {clients}, but there are only {len(y)} samples: take at most {len(y)} clients")
-    return Partition.from_sizes(*deal(y, int(clients), seed, **options))
+        raise BadInputError(f"clients = {clients}, but there are only {len(y)} samples: use at most {len(y)} clients")
+    return Partition.from_sizes(*split(y, int(clients), seed, **options))
 
 
 def summary(partition: Partition, labels: npt.ArrayLike, classes: int) -> dict[str, float]:
-    """Return the numbers that say how uneven a partition is.
+    """Return numbers that describe how uneven a partition is.
 
     ``mean_label_distance`` is the mean over clients of the total-variation distance between the client's label
     distribution and that of all the data: 0 for equal, towards 1 for disjoint.
@@ -180,6 +180,6 @@ def _integers(field: str, values: npt.ArrayLike) -> Ids:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise BadInputError(
-            f"{field}: must be a one-dimensional array of whole numbers, not {array.dtype} of shape {array.shape}"
+            f"{field}: must be a one-dimensional array of integers, not {array.dtype} of shape {array.shape}"
         )
     return array.astype(np.int64, copy=False)

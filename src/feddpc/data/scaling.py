@@ -1,4 +1,4 @@
-"""Input scaling: how uint8 images become network inputs. It is part of the experiment and changes its outcome."""
+"""Input scaling: how uint8 images become network inputs. Scaling is part of the experiment and changes its results."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 SCALINGS = {
     "half": "(x/255 - 0.5) / 0.5 on every channel: inputs in [-1, 1]",
-    "channel": "x/255 less the training set's mean, over its deviation, channel by channel",
+    "channel": "x/255 minus the mean of the training set, divided by its standard deviation, per channel",
     "unit": "x/255: inputs in [0, 1]",
-    "none": "the values as they are; for float data",
+    "none": "values unchanged; for float data",
 }
 
 
 @dataclass(frozen=True)
 class Scaler:
-    """An affine map ``(x - mean) / deviation`` a channel; ``terms`` None leaves values as they are."""
+    """An affine map ``(x - mean) / deviation`` per channel; with ``terms`` None, values are unchanged."""
 
     terms: tuple[Tensor, Tensor] | None
     dtype: torch.dtype
@@ -37,7 +37,7 @@ class Scaler:
         return Scaler((mean.to(device, dtype), deviation.to(device, dtype)), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Scale images ``[..., channels, height, width]`` (or anything, when there is nothing to scale)."""
+        """Scale images ``[..., channels, height, width]`` (or any tensor, if there is nothing to scale)."""
         x = x.to(self.dtype)
         if self.terms is None:
             return x
@@ -48,7 +48,7 @@ class Scaler:
 def make_scaler(name: str, data: Dataset) -> Scaler:
     """Return the scaling ``name`` for ``data``.
 
-    Float data pass as they are (``none``): they were scaled by whoever made them.
+    Use ``none`` for float data: they are taken to be scaled already.
     """
     import torch
 
@@ -71,7 +71,7 @@ def make_scaler(name: str, data: Dataset) -> Scaler:
 
 
 def channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and deviation a channel of uint8 images ``[n, h, w, c]``, exactly, from their histogram.
+    """Return mean and standard deviation per channel of uint8 images ``[n, h, w, c]``, exactly, from their histogram.
 
     >>> channel_statistics(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
     (array([127.5]), array([127.5]))

