@@ -122,7 +122,7 @@ CHEAPER = {"faug": {"gan_steps": 3, "seeds": 2}, "clusterfedvarp": {"clusters": 
 def test_another_process_with_other_generators_has_the_same_bits():
     """Another order of sets (PYTHONHASHSEED), another state of all global generators: every method, to the last bit."""
     code = "import random, numpy, torch; random.seed(1); numpy.random.seed(2); torch.manual_seed(3); import json; "
-    code += "from run.test_promises import fates; print(json.dumps(fates()))"
+    code += "from runs.test_promises import fates; print(json.dumps(fates()))"
     env = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env, text=True) as other:
         here = fates()
