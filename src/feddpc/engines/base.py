@@ -41,7 +41,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     captures_rounds: ClassVar[bool] = False  #: whether a model or method may turn out to be too much for it
-    wave: int | None = None  #: how many clients fit into memory at once, once that is known
+    chunk: int | None = None  #: how many clients fit into memory at once, once that is known
 
     def refuses(self, task: Task) -> str | None:
         """Say why this engine cannot run ``task``, or return None."""

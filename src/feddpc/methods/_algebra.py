@@ -31,7 +31,7 @@ TILE = 1 << 8
 
 def row_dots(x_md: Tensor, g_d: Tensor) -> Tensor:
     """Return ``<x_j, g>`` for every row, in float64."""
-    if row_sums.fits(x_md):
+    if _has_kernels(x_md):
         return row_sums.row_sums(x_md, g_d)[0]
     if _long(x_md):
         dot_m, x2_m = _tiled_sums(x_md, g_d)
@@ -42,7 +42,7 @@ def row_dots(x_md: Tensor, g_d: Tensor) -> Tensor:
 
 def row_squares(x_md: Tensor) -> Tensor:
     """Return ``<x_j, x_j>`` for every row, in float64."""
-    if row_sums.fits(x_md):
+    if _has_kernels(x_md):
         return row_sums.row_sums(x_md, x_md[0])[1]
     if _long(x_md):
         _, x2_m = _tiled_sums(x_md, None)
@@ -80,7 +80,7 @@ def weighted_sum(c_m: Tensor, x_md: Tensor) -> Tensor:
     >>> weighted_sum(torch.tensor([0.5, 2.0]), torch.tensor([[2.0, 4.0], [1.0, 0.0]]))
     tensor([3., 2.])
     """
-    if row_sums.fits(x_md):
+    if _has_kernels(x_md):
         return row_sums.mixed(x_md, c_m)
     return add_rows(torch.zeros_like(x_md[0]), c_m, x_md)
 
@@ -157,7 +157,7 @@ def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool
     >>> residuals(torch.tensor([[3.0, 4.0], [5.0, 0.0]]), torch.tensor([2.0, 0.0])).r2_m
     tensor([16.,  0.], dtype=torch.float64)
     """
-    if look is None and row_sums.fits(x_md):
+    if look is None and _has_kernels(x_md):
         return _in_few_reads(x_md, g_d)
     look = x_md.device.type == "cpu" if look is None else look
     g2 = square(g_d) if g2 is None else g2
@@ -182,7 +182,7 @@ def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool
 def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: Tensor | None = None) -> Tensor:
     """Return ``sum_j c_j (x_j - p_j g)``, added to ``into`` if given, without storing the residuals."""
     along = -(c_m * p_m).sum()
-    if into is None and row_sums.fits(x_md):
+    if into is None and _has_kernels(x_md):
         return row_sums.mixed(x_md, c_m, g_d, along)
     return add_rows(_add_multiple_(into, g_d, along), c_m, x_md)
 
@@ -230,6 +230,11 @@ def _sweep(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
         return r.square().sum(1)
 
     return p_m, _over_blocks(x_md, left)
+
+
+def _has_kernels(x_md: Tensor) -> bool:
+    """Whether the sums can run in kernels of our own."""
+    return x_md.is_cuda and row_sums.fits(x_md)
 
 
 def _long(x_md: Tensor) -> bool:

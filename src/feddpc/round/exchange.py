@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.data.batches import BatchPlan
+from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort, Method, State
-from feddpc.round.chunking import train_in_chunks
-from feddpc.round.meter import numbers
 from feddpc.round.server_step import finite_rows, select_rows, server_step
+from feddpc.round.state import numbers
+from feddpc.tasks.base import Task
 
 if TYPE_CHECKING:
-    from feddpc.engines.base import Engine
+    from feddpc.engines.base import Engine, Trained
     from feddpc.round.federation import Federation
     from feddpc.round.state import RunState
 
@@ -95,3 +98,45 @@ def count(federation: Federation, state: RunState, plan: BatchPlan, down: int, u
     meter.up += up
     meter.client_state = state.clients.width
     meter.server_state = numbers(state.server.values()) + len(state.slots) * state.slots.width
+
+
+def train_in_chunks(
+    engine: Engine, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+) -> Trained:
+    """Train the clients of ``plan``; where memory does not suffice, fewer at a time, and so from then on."""
+    m, was = len(plan.clients), replace(task.tally)
+    while True:
+        chunk = min(engine.chunk or m, m)
+        try:
+            parts = []
+            for first in range(0, m, chunk):
+                rows = np.arange(first, min(first + chunk, m))
+                mine = {k: v[first : first + chunk] for k, v in own.items()}
+                some = plan if chunk == m else plan.take(rows)
+                parts.append(engine.train(method, task, w, down, mine, some, lr))
+            return _joined(parts)
+        except torch.OutOfMemoryError as error:
+            if chunk == 1:
+                raise BadInputError(
+                    "the device's memory does not suffice for one client: take a smaller batch_size or model"
+                ) from error
+        task.tally.put_back(was)  # the next attempt trains all clients again
+        # Outside the handler, which would keep the failed attempt's tensors alive.
+        if w.is_cuda:
+            torch.cuda.empty_cache()
+        engine.chunk = -(-chunk // 2)
+        warnings.warn(
+            f"out of device memory with {chunk} clients at once: going on with {engine.chunk} at a time, same numbers",
+            stacklevel=2,
+        )
+
+
+def _joined(parts: list[Trained]) -> Trained:
+    if len(parts) == 1:
+        return parts[0]
+    up, own = _stacked([p.up for p in parts]), _stacked([p.own for p in parts])
+    return parts[0]._replace(up=up, own=own, loss=torch.cat([p.loss for p in parts]))
+
+
+def _stacked(states: list[State]) -> State:
+    return {key: torch.cat([state[key] for state in states]) for key in states[0]}

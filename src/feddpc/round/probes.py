@@ -10,9 +10,8 @@ from feddpc.engines.base import Prober, placed
 from feddpc.methods._algebra import exact_sum
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.round.federation import Federation, Ints
-from feddpc.round.meter import numbers
 from feddpc.round.server_step import finite_rows, select_rows
-from feddpc.round.state import RunState
+from feddpc.round.state import RunState, numbers
 
 #: How many clients of a survey are asked in one go.
 SURVEYED_AT_ONCE = 16

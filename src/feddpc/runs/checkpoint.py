@@ -21,9 +21,8 @@ from torch import Tensor
 from feddpc._version import __version__
 from feddpc.errors import RunFolderError
 from feddpc.round.client_table import ClientTable
-from feddpc.round.meter import Meter
 from feddpc.round.row_storage import SLOTS
-from feddpc.round.state import RunState
+from feddpc.round.state import Meter, RunState
 from feddpc.runs.append_log import LogMark
 from feddpc.storage import explain_os_errors, replace_file, replace_text, sync_folder
 

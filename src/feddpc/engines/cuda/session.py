@@ -19,7 +19,7 @@ from feddpc.engines.cuda.buffers import HostTransfer, Inputs, graph_of, kept
 from feddpc.engines.cuda.compiling import Compiled
 from feddpc.engines.cuda.training import Lanes, Stack, Training
 from feddpc.methods.base import ClientContext, Cohort, Method, State
-from feddpc.round.meter import numbers
+from feddpc.round.state import numbers
 from feddpc.tasks.base import Rows
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ def test_waves_give_the_same_numbers(name, how):
     assert [r.train_loss for r in left] == pytest.approx([r.train_loss for r in right], abs=1e-12, nan_ok=True)
     assert small.tried[:3] == [4, 2, 1]  # found out once
     assert set(small.tried[3:]) == {1}
-    assert engine.wave == 1
+    assert engine.chunk == 1
     assert parts.meter == whole.meter  # what was done in vain does not count
 
 
