@@ -14,7 +14,7 @@ from feddpc.config import read_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.federate import scaffold
 from feddpc.federate.deployment import Config, Deployment
-from feddpc.flower.versions import check_flwr
+from feddpc.flower import check_flwr
 from feddpc.runs.record import read_records
 from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import Stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from feddpc.methods import _gan
 from feddpc.methods.base import Costs, Method, State
-from feddpc.methods.federated_data import FederatedData, Ids
+from feddpc.methods.federated_data import Ask, FederatedData, Ids
 
 PROBED = 64  #: samples of a class, made and real, whose distances tell the generator's diversity
 
@@ -128,6 +128,24 @@ class FAug(Method):
             "diversity": torch.from_numpy(diversity),
         }
 
+    def learn_by_asking(self, ask: Ask, world: FederatedData, sizes: Ids) -> State:
+        """As :meth:`learn`, from the class counts and samples that clients send; they choose the samples."""
+        answers = [{k: v.numpy() for k, v in answer.items()} for answer in ask("seeds", lambda _: {}).values()]
+        ends = np.cumsum([len(sent["y"]) for sent in answers])
+        uploads = [(np.arange(e - len(sent["y"]), e), sent["classes"]) for sent, e in zip(answers, ends, strict=True)]
+        x, y = (np.concatenate([sent[key] for sent in answers]) for key in ("x", "y"))
+        parts = {f.name: getattr(world, f.name) for f in fields(FederatedData)}
+        parts["data"] = replace(world.data, x_train=x, y_train=y)
+        counted = _CountedData(**parts, class_counts=np.stack([sent["counts"] for sent in answers]))
+        return _FAugOnUploads(**self.hyper(), uploads=tuple(uploads)).learn(counted)
+
+    def answer(self, question: str, client: int, world: FederatedData, asked: State) -> State:
+        """Return one client's class counts, and the samples that it sends."""
+        counts = world.counts()[client]
+        ids, classes = self.upload(world, client, np.flatnonzero(self.missing(counts[None])[0]))
+        sent = {"counts": counts, "x": world.data.x_train[ids], "y": world.data.y_train[ids], "classes": classes}
+        return {key: torch.from_numpy(np.array(value)) for key, value in sent.items()}
+
     def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """Every client gets the generator and fills up its targets."""
         if not learned:
@@ -151,3 +169,25 @@ class FAug(Method):
                 **{key: value if value >= 0 else "unknown" for key, value in diversity.items()},
             },
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FAugOnUploads(FAug):
+    """FAug at a server whose clients have already chosen and sent their samples."""
+
+    uploads: tuple[tuple[Ids, Ids], ...] = ()
+
+    def upload(self, world: FederatedData, client: int, target: Ids) -> tuple[Ids, Ids]:
+        """Return what the client sent."""
+        return self.uploads[client]
+
+
+@dataclass(frozen=True)
+class _CountedData(FederatedData):
+    """A server's data; it knows the class counts that the clients sent."""
+
+    class_counts: Ids = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+
+    def counts(self) -> Ids:
+        """Return the counts that the clients sent."""
+        return self.class_counts
