@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from feddpc.methods import _gan
 from feddpc.methods.base import Costs, Method, State
-from feddpc.methods.federated_data import Ask, FederatedData, Ids
+from feddpc.methods.federated_data import Ask, FederatedData, Ids, ask_locally
 
 PROBED = 64  #: samples of a class, made and real, whose distances tell the generator's diversity
 
@@ -103,16 +103,20 @@ class FAug(Method):
 
     def learn(self, world: FederatedData) -> State:
         """The generator; how many samples and labels were sent; how diverse each class is, -1 where that is unknown."""
-        counts, data = world.counts(), world.data
+        return self.learn_by_asking(ask_locally(self, world), world, world.partition.sizes)
+
+    def learn_by_asking(self, ask: Ask, world: FederatedData, sizes: Ids) -> State:
+        """Train the generator on the samples that clients choose and send."""
+        answers = [{k: v.numpy() for k, v in answer.items()} for answer in ask("seeds", lambda _: {}).values()]
+        counts, labels = np.stack([sent["counts"] for sent in answers]), [sent["classes"] for sent in answers]
         targets = [np.flatnonzero(row) for row in self.missing(counts)]
         if not any(map(len, targets)):
             return {}
         most = int(counts.max())
         self.require(self.seeds <= most, "seeds", f"seeds <= {most}, since no client holds more samples of one class")
-        sent, labels = zip(*(self.upload(world, j, target) for j, target in enumerate(targets)), strict=True)
-        ids = np.concatenate(sent)
-        self.require(len(ids) > 0, "redundant", "redundant >= 1, since no client holds any sample of a class it lacks")
-        x, y = data.x_train[ids], data.y_train[ids]
+        x, y = (np.concatenate([sent[key] for sent in answers]) for key in ("x", "y"))
+        self.require(len(y) > 0, "redundant", "redundant >= 1, since no client holds any sample of a class it lacks")
+        data = replace(world.data, x_train=x, y_train=y)
         generator = _gan.train(data, x, y, steps=self.gan_steps, seed=world.seed, device=world.device)
         diversity = np.full(data.classes, -1.0)
         for r in np.unique(y):
@@ -127,17 +131,6 @@ class FAug(Method):
             "labels": torch.tensor([true, sum(map(len, labels))]),
             "diversity": torch.from_numpy(diversity),
         }
-
-    def learn_by_asking(self, ask: Ask, world: FederatedData, sizes: Ids) -> State:
-        """As :meth:`learn`, from the class counts and samples that clients send; they choose the samples."""
-        answers = [{k: v.numpy() for k, v in answer.items()} for answer in ask("seeds", lambda _: {}).values()]
-        ends = np.cumsum([len(sent["y"]) for sent in answers])
-        uploads = [(np.arange(e - len(sent["y"]), e), sent["classes"]) for sent, e in zip(answers, ends, strict=True)]
-        x, y = (np.concatenate([sent[key] for sent in answers]) for key in ("x", "y"))
-        parts = {f.name: getattr(world, f.name) for f in fields(FederatedData)}
-        parts["data"] = replace(world.data, x_train=x, y_train=y)
-        counted = _CountedData(**parts, class_counts=np.stack([sent["counts"] for sent in answers]))
-        return _FAugOnUploads(**self.hyper(), uploads=tuple(uploads)).learn(counted)
 
     def answer(self, question: str, client: int, world: FederatedData, asked: State) -> State:
         """Return one client's class counts, and the samples that it sends."""
@@ -169,25 +162,3 @@ class FAug(Method):
                 **{key: value if value >= 0 else "unknown" for key, value in diversity.items()},
             },
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _FAugOnUploads(FAug):
-    """FAug at a server whose clients have already chosen and sent their samples."""
-
-    uploads: tuple[tuple[Ids, Ids], ...] = ()
-
-    def upload(self, world: FederatedData, client: int, target: Ids) -> tuple[Ids, Ids]:
-        """Return what the client sent."""
-        return self.uploads[client]
-
-
-@dataclass(frozen=True)
-class _CountedData(FederatedData):
-    """A server's data; it knows the class counts that the clients sent."""
-
-    class_counts: Ids = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-
-    def counts(self) -> Ids:
-        """Return the counts that the clients sent."""
-        return self.class_counts

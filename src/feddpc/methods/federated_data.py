@@ -33,6 +33,11 @@ class LearnsByAsking(Protocol):
         """Return the answer of one client; ``world`` has samples of this client only."""
 
 
+def ask_locally(method: LearnsByAsking, world: FederatedData) -> Ask:
+    """Return how the simulator asks: every client's answer is computed here."""
+    return lambda question, asked: {c: method.answer(question, c, world, asked(c)) for c in range(len(world.partition))}
+
+
 def require_asking(method: object, name: str) -> LearnsByAsking:
     """Return ``method`` if it can learn by asking clients, or refuse it."""
     if isinstance(method, LearnsByAsking):
