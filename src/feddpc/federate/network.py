@@ -82,10 +82,10 @@ def check_server(address: str, ca: Path, timeout: float = 10.0) -> str:
             "--insecure"
         ) from None
     except ConnectionRefusedError:
-        raise BadInputError(f"nobody listens at {address}: start the SuperLink there, or correct the port") from None
+        raise BadInputError(f"no server listens at {address}: start the SuperLink there, or correct the port") from None
     except TimeoutError:
         raise BadInputError(
-            f"{address} does not answer within {timeout:.0f} s: a firewall between here and there may drop what is sent"
+            f"{address} does not answer within {timeout:.0f} s: a firewall on the way may drop packets"
         ) from None
     except OSError as error:
         raise BadInputError(f"{address} cannot be reached: {error}") from None
@@ -109,5 +109,5 @@ def _untrusted(address: str, ca: Path, error: ssl.SSLCertVerificationError) -> s
             )
     return (
         f"the certificate of {address} was not signed by {ca} ({error.verify_message}): take ca.crt from the server; "
-        "if it is that one, somebody else is answering there"
+        "if it is that one, another server answers there"
     )

@@ -184,16 +184,16 @@ class _NodePool:
 
     def train(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Train, send what the method sends, and hold what it will remember."""
-        told = _values(content, "round")
-        t, lr, accepted = (told.get(name) for name in ("round", "lr", "accepted"))
+        order = _values(content, "round")
+        t, lr, accepted = (order.get(name) for name in ("round", "lr", "accepted"))
         if not (isinstance(t, int) and isinstance(lr, float) and isinstance(accepted, int)):
             raise RefusedError(f"the message has round = {t!r}, lr = {lr!r} and accepted = {accepted!r}")
         w = self._weights(node, content)
         down = unpack(arrays_of(content, "down"), self.device)
         memory = self._memory(node, content, context)
         own = memory.recall(node.method, w, accepted)
-        probed = self._probed(node, w, bool(told.get("asked")), context)
-        plan = node.planner.plan(t, node.ids).resting(np.array([bool(told.get("rest"))]))
+        probed = self._probed(node, w, bool(order.get("asked")), context)
+        plan = node.planner.plan(t, node.ids).resting(np.array([bool(order.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
         trained = Loop().train(node.method, node.task, w, down | node.payload, stacked, plan, lr)
         _check_finite(trained.up, trained.own, {"loss": trained.loss})
@@ -240,13 +240,13 @@ class _NodePool:
         return Memory(context, None if self.folder is None else self.folder / name)
 
     def _identify(self, context: Context, spec: ExperimentSpec) -> tuple[int, int]:
-        told = [context.node_config.get(name) for name in ("partition-id", "num-partitions")]
-        if not all(type(value) is int for value in told):
+        found = [context.node_config.get(name) for name in ("partition-id", "num-partitions")]
+        if not all(type(value) is int for value in found):
             raise RefusedError(
                 'this node does not know which client it is: start it with --node-config "partition-id=0 '
                 f'num-partitions={spec.clients}"'
             )
-        client, clients = int(told[0]), int(told[1])  # type: ignore[arg-type]
+        client, clients = int(found[0]), int(found[1])  # type: ignore[arg-type]
         if clients != spec.clients or not 0 <= client < clients:
             raise RefusedError(
                 f"this node is client {client} of {clients}, but the experiment has {spec.clients} clients, counted "

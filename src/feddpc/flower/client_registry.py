@@ -87,8 +87,8 @@ class ClientRegistry:
 
     def connected_clients(self, clients: Ints, connected: set[int]) -> Ints:
         """Return those of ``clients`` whose nodes are ``connected``."""
-        here = {client for node, client in self.nodes.items() if node in connected}
-        return np.array([c for c in clients if int(c) in here], dtype=np.int64)
+        present = {client for node, client in self.nodes.items() if node in connected}
+        return np.array([c for c in clients if int(c) in present], dtype=np.int64)
 
     def sample_counts(self) -> Ints:
         """Return the number of samples per client, 0 where it is unknown."""
@@ -112,16 +112,16 @@ class NodeClient:
             connected = set(grid.get_node_ids())
             if new := self.registry.nodes_to_enroll(connected):
                 self.enroll_nodes(grid, new, connected)
-            here = len(self.registry.connected_clients(np.arange(self.registry.clients), connected))
-            if not wait or here >= least:
+            count = len(self.registry.connected_clients(np.arange(self.registry.clients), connected))
+            if not wait or count >= least:
                 return
             if len(connected) >= self.registry.clients or time.monotonic() >= end:
                 why = "".join(f"; node {node}: {failure.reason}" for node, failure in self.registry.failed.items())
                 raise BadInputError(
-                    f"{here} of {least} clients can take part, {len(connected)} nodes are connected{why}: start the "
+                    f"{count} of {least} clients can take part, {len(connected)} nodes are connected{why}: start the "
                     "missing ones, or lower min_available_nodes"
                 )
-            log(INFO, "waiting for clients: %d of %d", here, least)
+            log(INFO, "waiting for clients: %d of %d", count, least)
             time.sleep(min(1.0, max(end - time.monotonic(), 0.0)))
 
     def enroll_nodes(self, grid: Grid, nodes: list[int], connected: set[int]) -> None:

@@ -40,7 +40,7 @@ class DropInStrategy(MethodStrategy):
     """A method in the place of Flower's ``FedAvg``; clients answer with weights, as they did before.
 
     Args of Flower's ``FedAvg`` come first and keep their names and order; further:
-        server_lr: the server's rate over the clients', eta_g / eta_l; 1 applies the method's step as it is.
+        server_lr: the server's rate over the clients', eta_g / eta_l; 1 applies the method's step unchanged.
         weighting: ``uniform``, as in the papers, or ``samples``, by the count that replies carry, as in Flower.
         population: how many clients there are; for methods that remember every client.
         min_replies, max_void_rounds, max_norm, max_examples, folder: see ``docs/flower.md``.
@@ -349,10 +349,10 @@ class WeightsExchange(Exchange):
 
     def _refuse_unknown_nodes(self, grid: Grid) -> None:
         """Raise if no connected node can be one of the clients that this run remembers."""
-        here, n = {self.client_of[node] for node in grid.get_node_ids()}, self.clients
-        if n is not None and here and min(here) >= n:
+        connected, n = {self.client_of[node] for node in grid.get_node_ids()}, self.clients
+        if n is not None and connected and min(connected) >= n:
             raise BadInputError(
-                f"this run knows {n} clients by the ids of their nodes, and all that are here have other ids: start "
+                f"this run knows {n} clients by the ids of their nodes, and all connected nodes have other ids: start "
                 "nodes with keys of their own and the SuperLink with --database, so that ids stay, or begin a new run"
             )
 

@@ -218,9 +218,9 @@ class ClientAppExchange(Exchange):
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Ask some of the connected clients to evaluate the model on their own test samples."""
         strategy = self.strategy
-        here = sorted(set(grid.get_node_ids()) & self.registry.ready & self.registry.nodes.keys())
-        many = max(int(len(here) * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
-        chosen = generator(self.config.seed, "who evaluates", t).permutation(here)
+        connected = sorted(set(grid.get_node_ids()) & self.registry.ready & self.registry.nodes.keys())
+        many = max(int(len(connected) * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
+        chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
         model = pack({"w": self.method.evaluated(self.state.w, self.state.server)})
         nodes = sorted(chosen[: many if strategy.fraction_evaluate else 0].tolist())
         contents = [self.nodes.content(self.registry.nodes[node], arrays=model) for node in nodes]
@@ -269,9 +269,9 @@ class ClientAppExchange(Exchange):
         model, broadcast, node_of = pack({"w": state.w}), pack(down), self.registry.node_of()
         messages = []
         for i, client in enumerate(ids.tolist()):
-            told = {"round": t, "lr": cohort.client_lr, "accepted": accepted[i]}
-            told |= {"rest": trains is not None and not trains[i], "asked": asked is None or bool(asked[i])}
-            content = self.nodes.content(client, arrays=model, down=broadcast, round=ConfigRecord(told))
+            order = {"round": t, "lr": cohort.client_lr, "accepted": accepted[i]}
+            order |= {"rest": trains is not None and not trains[i], "asked": asked is None or bool(asked[i])}
+            content = self.nodes.content(client, arrays=model, down=broadcast, round=ConfigRecord(order))
             messages.append(Message(content, node_of[client], MessageType.TRAIN, group_id=str(t)))
         return messages
 

@@ -117,7 +117,7 @@ def expect(record: Mapping[str, Array], names: Iterable[str], what: str, optiona
         raise RefusedError(f"{what} lacks {', '.join(missing[:3])}{' and more' if missing[3:] else ''}")
     if extra:
         raise RefusedError(
-            f"{what} has {', '.join(extra[:3])}{' and more' if extra[3:] else ''}, which nobody asked for"
+            f"{what} has {', '.join(extra[:3])}{' and more' if extra[3:] else ''}, which is not expected"
         )
 
 
@@ -219,7 +219,7 @@ class ExperimentSpec:
                     f"{hyper_text(own)}: use the same method on both"
                 )
             return own
-        if self.method not in methods.names():  # a path is no name here: a server must not choose what a node loads
+        if self.method not in methods.names():  # not a path: a server must not choose what a node loads
             raise RefusedError(f"this node knows no method {self.method!r}: give it to client_app(method=...)")
         return methods.create(self.method, **hyper_of(self.hyper))
 

@@ -123,7 +123,7 @@ class Exchange(ABC):
         return Layout(arrays)
 
     def set_buffers(self, arrays: ArrayRecord) -> None:  # noqa: B027
-        """Take the buffers of a model that somebody else set."""
+        """Take the buffers of a model from outside."""
 
     def restore_buffers(self) -> None:  # noqa: B027
         """Take the buffers of a run that is continued."""
@@ -356,7 +356,7 @@ class MethodStrategy(FedAvg):
         self.exchange.restore_buffers()
 
     def set_model(self, arrays: ArrayRecord) -> None:
-        """Take a model that somebody else changed; the method's state stays."""
+        """Take a model from outside, if it is another one; the method's state stays."""
         if arrays is not self._arrays:
             self.now.w, self._arrays = self._read_model(arrays), arrays
 

@@ -45,7 +45,7 @@ SURVEYED_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Policies:
-    """What a server does beside the method's own rule."""
+    """What a server does in addition to the method's own rule."""
 
     defense: Defense | None = None
     privacy: Mechanism | None = None

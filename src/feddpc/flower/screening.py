@@ -106,9 +106,9 @@ def screen_replies(
                 raise RefusedError(f"it answers for round {about.group_id or 'none'}, not {round}")
             if client in good:
                 raise RefusedError("it answered already")
-            told = reply.content.get(REPLY)
-            if told is not None and REFUSED in told:
-                raise RefusedError(f"the node says: {told[REFUSED]!s}")
+            header = reply.content.get(REPLY)
+            if header is not None and REFUSED in header:
+                raise RefusedError(f"the node says: {header[REFUSED]!s}")
             good[client] = read(client, reply.content)
         except RefusedError as error:
             reason = shorten(str(error))

@@ -136,10 +136,10 @@ def server_app(
 ) -> ServerApp:
     """Return a server app that runs ``rounds`` rounds of :func:`strategy`; ``settings`` are that function's.
 
-    The app's configuration (``[tool.flwr.app.config]``, or ``flwr run -c "rounds=5 hyper.lam=0.5"``) comes before what
-    is given here: its keys are those of the configuration, with - or _, ``hyper.NAME`` for hyper-parameters of whatever
-    method runs, ``feddpc.NAME`` for those of one method, which are left out when another runs, and ``privacy.clip``,
-    ``screen.norm``, ``faults.sign_flip`` for the options of a part.
+    The app's configuration (``[tool.flwr.app.config]``, or ``flwr run -c "rounds=5 hyper.lam=0.5"``) overrides these
+    arguments. Its keys are those of the configuration, with - or _; ``hyper.NAME`` is a hyper-parameter of any method,
+    ``feddpc.NAME`` one of a single method, ignored when another one runs; ``privacy.clip``, ``screen.norm`` and
+    ``faults.sign_flip`` are options of a part.
 
     Args:
         method: a method, or its name.
@@ -164,15 +164,15 @@ def app_of(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        told: dict[str, Any] = {"method": method, "rounds": rounds, "deadline": deadline, **settings}
+        values: dict[str, Any] = {"method": method, "rounds": rounds, "deadline": deadline, **settings}
         named = method if isinstance(method, str) else None
         for key, value in from_run_config(context.run_config, named).items():
-            told[key] = {**told.get(key, {}), **value} if isinstance(value, dict) else value
-        if not isinstance(told["method"], str) and told.get("hyper"):
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+        if not isinstance(values["method"], str) and values.get("hyper"):
             raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
-        timeout = told.pop("deadline")
-        made = make(**told)
-        result = made.start(grid, made.initial_arrays(), num_rounds=told["rounds"], timeout=timeout)
+        timeout = values.pop("deadline")
+        made = make(**values)
+        result = made.start(grid, made.initial_arrays(), num_rounds=values["rounds"], timeout=timeout)
         if on_result is not None:
             on_result(made, result)
 
@@ -194,15 +194,15 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
         tables[method] = "hyper"
     known = {"client_lr", "deadline", *inspect.signature(strategy).parameters, *Config.__dataclass_fields__}
     known -= {*OBJECTS, *tables.values()}
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
         table, _, option = name.partition(".")
         if option and table in tables:
-            told.setdefault(tables[table], {})[option] = value
+            settings.setdefault(tables[table], {})[option] = value
         elif name in known and (name, value) != ("folder", ""):
-            told[name] = value
-    return told
+            settings[name] = value
+    return settings
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class InProcessGrid(Grid):
         app: the client app of all nodes, or one for each.
         nodes: how many there are; node ``i`` has the partition id ``i``.
         run_config: what the apps find in ``context.run_config``.
-        node_config: what they find in ``context.node_config`` beside ``partition-id`` and ``num-partitions``.
+        node_config: what they find in ``context.node_config`` in addition to ``partition-id`` and ``num-partitions``.
         one_by_one: run a node only when its reply is asked for, so that a server that reads replies one at a time
             never holds two of them.
     """
@@ -180,7 +180,7 @@ def tamper(
     read: Read,
     replace: Replace,
 ) -> Changed:
-    """Change the replies of clients that misbehave in round ``t``; one that cannot be read is left as it is."""
+    """Change the replies of clients that misbehave in round ``t``; one that cannot be read stays unchanged."""
     sent: dict[int, tuple[RecordDict, State]] = {}
     for reply in replies:
         client = clients.get(reply.metadata.src_node_id)

@@ -373,9 +373,9 @@ class Workflow(SecAggPlusWorkflow):
 
 
 def _remove_lost(state: WorkflowState) -> bool:
-    here = set(state.active_node_ids)
-    state.sampled_node_ids = here
-    state.nid_to_neighbours = {node: state.nid_to_neighbours[node] & here for node in here}
+    active = set(state.active_node_ids)
+    state.sampled_node_ids = active
+    state.nid_to_neighbours = {node: state.nid_to_neighbours[node] & active for node in active}
     return True
 
 

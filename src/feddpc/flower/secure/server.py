@@ -68,7 +68,7 @@ def secure_server_app(
 ) -> ServerApp:
     """Return a server app that runs ``rounds`` rounds of :func:`secure_strategy`; ``settings`` are that function's.
 
-    The app's configuration comes before what is given here, as for :func:`feddpc.flower.server_app`.
+    The app's configuration overrides these arguments, as for :func:`feddpc.flower.server_app`.
 
     Args:
         method: see ``secure_strategy``.
@@ -169,6 +169,6 @@ def check_config(config: Config) -> None:
     if config.rule != "mean" or config.screen:
         raise BadInputError("rule and screen compare single updates, which the server does not see: leave them out")
     if config.faults:
-        raise BadInputError("faults are made in replies, which are masked here: try them without secure aggregation")
+        raise BadInputError("faults change replies, which are masked: try them without secure aggregation")
     if config.privacy:
         raise BadInputError("privacy clips every client's update at the server, which does not see any: leave it out")
