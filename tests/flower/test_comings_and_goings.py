@@ -146,7 +146,7 @@ def test_the_batch_size_and_the_number_of_samples_are_those_of_the_beginning(tmp
     train(again, fewer, 3)
     whole = flower.strategy("scaffold", **server)
     train(whole, Unreliable(app), 1)
-    assert again.config.batch_size == whole.config.batch_size == stored
+    assert again.exchange.config.batch_size == whole.exchange.config.batch_size == stored
     assert again.exchange.nodes.spec.tag == whole.exchange.nodes.spec.tag
 
 

@@ -24,7 +24,7 @@ from feddpc.robust.config import defense_of, faults_of
 from feddpc.robust.defense import Defense
 from feddpc.robust.faults import Faults
 from feddpc.round import sampling
-from feddpc.round import server_step as half
+from feddpc.round import server_step as server_half
 from feddpc.round.client_table import ClientTable
 from feddpc.round.federation import RunState
 from feddpc.round.round import RoundRecord
@@ -71,7 +71,7 @@ def server_step(
 ) -> StepOutcome | None:
     """Return the server's step for the uploads of clients ``ids``; None if too few are within the bound on norms."""
     cohort, rules = cohort_of(ids), (policies.defense, policies.privacy)
-    outcome = half.server_step(method, state, uploads, cohort, cohort_of, *rules, least=min_clients)
+    outcome = server_half.server_step(method, state, uploads, cohort, cohort_of, *rules, least=min_clients)
     if outcome is not None and policies.faults is not None:
         state.watched = policies.faults.saw(outcome.step.update, state.watched)
     return outcome
@@ -79,7 +79,7 @@ def server_step(
 
 def apply_step(state: RunState, ids: Ints, outcome: StepOutcome) -> dict[str, float]:
     """Move the model and the server's memory; return the method's notes."""
-    return half.apply_step(state, ids, outcome.step)
+    return server_half.apply_step(state, ids, outcome.step)
 
 
 def close_empty_round(
@@ -90,12 +90,14 @@ def close_empty_round(
         state.server = method.on_empty_round(state.server)
         return {}
     none = np.zeros(0, np.int64)
-    return half.apply_step(state, none, policies.privacy.step(method, state.w, state.server, {}, cohort_of(none)))
+    return server_half.apply_step(
+        state, none, policies.privacy.step(method, state.w, state.server, {}, cohort_of(none))
+    )
 
 
 def all_finite(*states: State) -> bool:
     """Return whether all numbers of one client are finite; tensors have a leading dimension of one."""
-    return len(half.drop_non_finite(np.zeros(1, np.int64), *states)[0]) == 1
+    return len(server_half.drop_non_finite(np.zeros(1, np.int64), *states)[0]) == 1
 
 
 class Population:
@@ -166,7 +168,7 @@ class Population:
             answers = ask(ids[asked]) if asked.any() else {}
             for key, stack in answers.items():
                 probed[key][torch.from_numpy(np.flatnonzero(asked))] = stack
-        ids, (probed,) = half.drop_non_finite(ids, probed)
+        ids, (probed,) = server_half.drop_non_finite(ids, probed)
         return ids, probed
 
     def survey(self, method: Method, state: RunState, ask: Ask) -> None:
@@ -175,7 +177,7 @@ class Population:
         n, samples = self.config.clients, int(self.sizes.sum())
         for first in range(0, n, SURVEYED_AT_ONCE):
             ids = np.arange(first, min(first + SURVEYED_AT_ONCE, n))
-            ids, (answers,) = half.drop_non_finite(ids, ask(ids))
+            ids, (answers,) = server_half.drop_non_finite(ids, ask(ids))
             counted = torch.zeros(len(ids), dtype=torch.int64)  # in round 0; the nodes are written later
             state.clients.write(ids, {"node": counted, "accepted": counted})
             uniform = torch.full((len(ids),), 1 / n, dtype=torch.float64)
