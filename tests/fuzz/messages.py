@@ -169,7 +169,7 @@ def flower_plain_reply(content: bytes) -> None:
         return
     for buffers in (False, True):
         made, before, sent = plain(buffers)
-        made.state, made._sent = copy.deepcopy(before), [sent]
+        made.state, made.sent = copy.deepcopy(before), [sent]
         replies = [Message(found, reply_to=sent)]
         served(made, partial(made.aggregate_train, 1, replies))
         served(made, partial(made.aggregate_evaluate, 1, replies))

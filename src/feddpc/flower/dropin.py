@@ -234,7 +234,7 @@ class WeightsExchange(Exchange):
 
     def receive(self, t: int, replies: Iterable[Message]) -> Received:
         """Screen the replies. If they arrive one by one, a streaming method takes each at once and forgets it."""
-        sent = self.strategy._sent
+        sent = self.strategy.sent
         sampled = [message.metadata.dst_node_id for message in sent]
         self._number(sampled)
         clients = {node: self.client_of[node] for node in sampled}
@@ -291,6 +291,7 @@ class WeightsExchange(Exchange):
         self.buffers |= mean.arrays(self.strategy.layout)
         kept = {_key(n): torch.from_numpy(np.array(self.buffers[n].numpy())) for n in mean.values}
         self.state.watched = {**self.state.watched, **kept}  # so that a checkpoint has them
+        self._stream, self._buffer_mean = None, BufferMean()  # free their memory until the next round
         usable, strategy = averageable([replies[client].content for client in ids.tolist()]), self.strategy
         return Summary(metrics=strategy.train_metrics_aggr_fn(usable, strategy.weighted_by_key) if usable else {})
 

@@ -172,7 +172,7 @@ class ClientAppExchange(Exchange):
         """Screen the replies, each on its own; simulated faults change some of them first."""
         replies = list(replies)
         faults = self._tamper(t, replies)
-        sent = self.strategy._sent
+        sent = self.strategy.sent
         good, refused = screen_replies(replies, sent, self.registry.nodes, t, partial(self._read, t))
         self.nodes.note_missing_payloads(refused)
         received = self.received(t, list(good), self.nodes.refused + refused)
@@ -299,7 +299,8 @@ class ClientAppExchange(Exchange):
         """Change the replies of clients that shall misbehave; return the faults and the clients that had them."""
         if (injected := self.policies.faults) is None:
             return {}
-        watched = self.state.watched
-        changed = tamper(injected, t, replies, self.registry.nodes, watched, self._read_upload, replace_uploads)
-        self.state.watched = changed.memory
-        return self.clients.stragglers(t) | changed.who
+        watched, who = tamper(
+            injected, t, replies, self.registry.nodes, self.state.watched, self._read_upload, replace_uploads
+        )
+        self.state.watched = watched
+        return self.clients.stragglers(t) | who

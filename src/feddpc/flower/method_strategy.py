@@ -207,7 +207,7 @@ class MethodStrategy(FedAvg):
         self._arrays = ArrayRecord()
         self._void: list[str] = []  # the void rounds since the last one that counted, with their reasons
         self._cast_logged = False
-        self._sent: list[Message] = []
+        self.sent: list[Message] = []
         self._began = 0.0
         self.use(exchange)
 
@@ -261,8 +261,8 @@ class MethodStrategy(FedAvg):
         """Invite the clients of the round and send them the model."""
         self._began = time.perf_counter()
         refuse_privacy_wrappers(self)
-        self._sent = self.exchange.invite(self._offset + server_round, arrays, config, grid)
-        return self._sent
+        self.sent = self.exchange.invite(self._offset + server_round, arrays, config, grid)
+        return self.sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -286,19 +286,19 @@ class MethodStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask clients to evaluate the model that the method's authors evaluate."""
-        self._sent = self.exchange.invite_evaluation(self._offset + server_round, self.evaluated(arrays), config, grid)
-        return self._sent
+        self.sent = self.exchange.invite_evaluation(self._offset + server_round, self.evaluated(arrays), config, grid)
+        return self.sent
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average what clients measured; each reply is screened on its own."""
         t = self._offset + server_round
-        nodes = {m.metadata.dst_node_id: i for i, m in enumerate(self._sent)}
+        nodes = {m.metadata.dst_node_id: i for i, m in enumerate(self.sent)}
 
         def read(_: int, content: RecordDict) -> RecordDict:
             self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
             return content
 
-        good, refused = screen_replies(replies, self._sent, nodes, t, read)
+        good, refused = screen_replies(replies, self.sent, nodes, t, read)
         self.pending += refused
         usable = averageable(list(good.values()))
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,13 +164,6 @@ Read = Callable[[RecordDict], State]
 Replace = Callable[[RecordDict, State], None]
 
 
-class Changed(NamedTuple):
-    """What attackers remember now, and which clients had which fault."""
-
-    memory: State
-    who: dict[str, list[int]]
-
-
 def tamper(
     injected: Faults,
     t: int,
@@ -179,8 +172,11 @@ def tamper(
     memory: State,
     read: Read,
     replace: Replace,
-) -> Changed:
-    """Change the replies of clients that misbehave in round ``t``; one that cannot be read stays unchanged."""
+) -> tuple[State, dict[str, list[int]]]:
+    """Change the replies of clients that misbehave in round ``t``; one that cannot be read stays unchanged.
+
+    Return what attackers remember now, and the faults with the clients that had them.
+    """
     sent: dict[int, tuple[RecordDict, State]] = {}
     for reply in replies:
         client = clients.get(reply.metadata.src_node_id)
@@ -191,7 +187,7 @@ def tamper(
         except RefusedError:
             continue
     if not sent:
-        return Changed(memory, {})
+        return memory, {}
     ids = np.array(sorted(sent), dtype=np.int64)
     honest = [sent[client][1] for client in ids.tolist()]
     up = {key: torch.stack([state[key] for state in honest]) for key in honest[0]}
@@ -199,7 +195,7 @@ def tamper(
     for row, client in enumerate(ids.tolist()):
         if any(client in members for members in who.values()):
             replace(sent[client][0], {key: stack[row] for key, stack in new.items()})
-    return Changed(memory, who)
+    return memory, who
 
 
 def replace_uploads(content: RecordDict, state: State) -> None:
@@ -252,10 +248,9 @@ class FaultyGrid(Grid):
             key, sent = next((k, record) for k, record in content.items() if isinstance(record, ArrayRecord))
             content[key] = layout.record(w - state["delta"], {n: sent[n] for n in layout.buffers if n in sent})
 
-        changed = tamper(self.injected, t, replies, self._clients, self._memory, read, replace)
-        self._memory = changed.memory
+        self._memory, who = tamper(self.injected, t, replies, self._clients, self._memory, read, replace)
         stragglers = {"straggler": sorted(self._clients[node] for node in late)} if late else {}
-        self.who.append(stragglers | changed.who)
+        self.who.append(stragglers | who)
         return replies
 
     def _watch(self, w: Tensor) -> Tensor:
