@@ -103,6 +103,8 @@ class DropInStrategy(MethodStrategy):
 class WeightsExchange(Exchange):
     """The exchange with clients that receive weights and return weights and metrics, as for Flower's FedAvg."""
 
+    reports_empty_rounds = False
+
     def __init__(
         self,
         server_lr: float,

@@ -74,6 +74,7 @@ class Exchange(ABC):
 
     strategy: MethodStrategy
     policies = Policies()
+    reports_empty_rounds = True  #: whether a round without invited clients has metrics; in Flower's FedAvg it has none
     buffers: Mapping[str, Array] = {}  #: arrays of the model that are not trained
 
     def bind(self, strategy: MethodStrategy) -> None:
@@ -433,7 +434,9 @@ class MethodStrategy(FedAvg):
         cohort_of = partial(self.exchange.cohort, t)
         notes = rounds.close_empty_round(self.method, self.now, cohort_of, self.exchange.policies)
         record = self._record_round(t, received.ids[:0], received, void=void, notes=notes)
-        return (None, None) if void else (self.arrays(), MetricRecord({"replies": 0, **record.notes}))
+        if void or not self.exchange.reports_empty_rounds:
+            return None, None
+        return self.arrays(), MetricRecord({"replies": 0, **record.notes})
 
     def _record_round(
         self,
