@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from deployments import running, wait_until
+from deployments import kill_node, kill_superlink, restart_node, running, wait_until
 from feddpc.federate import keys
 from feddpc.federate.deployment import Deployment
 from feddpc.federate.processes import ProcessError
@@ -51,12 +51,12 @@ def test_a_loss_of_power_everywhere_and_a_restart_change_nothing(mark, app, simu
         wait_until(lambda: len(read_records(rounds)) >= 1)
         for pid in running(mark, "flwr-serverapp"):
             os.kill(pid, signal.SIGKILL)
-        deployment.kill_superlink()
-        deployment.kill_node(1)
+        kill_superlink(deployment)
+        kill_node(deployment, 1)
         assert len(read_records(rounds)) < 2
 
         deployment.start_superlink()
-        deployment.restart_node(1)
+        restart_node(deployment, 1)
         finish(deployment.submit(app, wishes))
     same(mark / "run", simulated(clients=2, cohort=2, rounds=2, method="scaffold"))
 
@@ -69,7 +69,7 @@ def test_a_node_that_dies_costs_its_vote_and_not_the_round(mark, app):
         deployment.start()
         run = deployment.submit(app, wishes)
         wait_until(lambda: len(read_records(rounds)) >= 1)
-        deployment.kill_node(1)
+        kill_node(deployment, 1)
         finish(run)
     first, second = read_records(rounds)
     assert first["participants"] == [0, 1]

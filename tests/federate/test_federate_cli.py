@@ -51,7 +51,7 @@ def test_check_names_what_is_wrong(federate, tmp_path):
     federate("keys", tmp_path, "--host", "fed.example.org", "--nodes", 1)
     code, _, err = federate("check", "127.0.0.1:1", "--ca", tmp_path / "ca.crt")
     assert code == 2
-    assert err.startswith("error: nobody listens at 127.0.0.1:1: start the SuperLink there")
+    assert err.startswith("error: no server listens at 127.0.0.1:1: start the SuperLink there")
 
 
 @pytest.mark.parametrize(

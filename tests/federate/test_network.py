@@ -108,7 +108,7 @@ def test_a_server_without_tls(tmp_path):
 
 def test_nobody_there(tmp_path):
     made = keys.make(tmp_path, keys.LOOPBACK, 1)
-    assert "nobody listens at" in refused(network.free_ports(1)[0], made.ca)
+    assert "no server listens at" in refused(network.free_ports(1)[0], made.ca)
 
 
 def test_somebody_who_does_not_answer(tmp_path):

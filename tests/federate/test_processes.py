@@ -9,7 +9,7 @@ import pytest
 
 from deployments import wait_until
 from feddpc.errors import BadInputError
-from feddpc.federate.processes import MARK, ProcessError, Processes, marked, telling
+from feddpc.federate.processes import MARK, ProcessError, Processes, marked, relevant_lines
 
 #: A process that starts another in a session of its own, which is how Flower does it, and an orphan.
 FAMILY = """
@@ -110,7 +110,7 @@ ServerApp failed.
 2026-11-15T19:48:10.737Z INFO [uvicorn.error] Shutting down
 INFO :      end
 """
-    assert telling(log).splitlines() == [
+    assert relevant_lines(log).splitlines() == [
         "  feddpc.errors.BadInputError: unknown method 'x'",
         "  ERROR :     Exit Code: 601",
         "  ServerApp failed.",
@@ -118,5 +118,5 @@ INFO :      end
 
 
 def test_of_a_log_without_trouble_the_end_is_shown():
-    assert telling("".join(f"line {i}\n" for i in range(9))).splitlines() == [f"  line {i}" for i in range(4, 9)]
-    assert telling("") == "  (nothing)"
+    assert relevant_lines("".join(f"line {i}\n" for i in range(9))).splitlines() == [f"  line {i}" for i in range(4, 9)]
+    assert relevant_lines("") == "  (nothing)"

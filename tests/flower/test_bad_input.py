@@ -13,8 +13,8 @@ from torch import nn
 
 from feddpc import flower, methods
 from feddpc.errors import BadInputError
-from feddpc.flower.versions import check_flwr
-from feddpc.flower.wire import pack
+from feddpc.flower import check_flwr
+from feddpc.flower.messages import pack
 from federations import NODES, Unreliable, halves, train, vector
 
 WRONG = 3
@@ -60,7 +60,7 @@ def test_a_node_of_another_version_is_refused():
     """The node finds a message of another version; that is the same the other way round."""
     server, client = halves(cohort=NODES)
     strategy = flower.strategy("feddpc", **server)
-    strategy.desk.orders = dataclasses.replace(strategy.desk.orders, version="0.0.1")
+    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, version="0.0.1")
     with pytest.raises(BadInputError, match=r"the server runs feddpc 0\.0\.1"):
         train(strategy, Unreliable(flower.client_app(**client)))
 
@@ -70,7 +70,7 @@ def test_a_method_that_a_node_does_not_know_is_refused_and_no_file_is_loaded(tmp
     path.write_text("raise SystemExit('loaded')\n")
     server, client = halves()
     strategy = flower.strategy("feddpc", **server)
-    strategy.desk.orders = dataclasses.replace(strategy.desk.orders, method=f"{path}:Own")
+    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, method=f"{path}:Own")
     with pytest.raises(BadInputError, match="knows no method"):
         train(strategy, Unreliable(flower.client_app(**client)))
 
@@ -94,7 +94,7 @@ def test_orders_that_make_no_sense_are_refused(order, reason):
     """A server cannot keep a node busy for ever, let it use all its memory, or trip it up."""
     server, client = halves()
     strategy = flower.strategy("feddpc", **server)
-    strategy.desk.orders = dataclasses.replace(strategy.desk.orders, **order)
+    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, **order)
     with pytest.raises(BadInputError, match=re.escape(reason)):
         train(strategy, Unreliable(flower.client_app(**client)))
 
@@ -256,7 +256,7 @@ def test_a_method_of_ones_own_that_learns_from_all_data_says_what_is_missing():
 
     server, client = halves()
     strategy = flower.strategy(Curious(), **server)
-    with pytest.raises(BadInputError, match="nobody wrote how to ask clients"):
+    with pytest.raises(BadInputError, match="learn_by_asking"):
         train(strategy, Unreliable(flower.client_app(**client, method=Curious())))
 
 

@@ -10,7 +10,7 @@ from flwr.app.message.message import make_message
 
 from feddpc import flower
 from feddpc.errors import BadInputError
-from feddpc.flower.enrolment import PATIENCE
+from feddpc.flower.client_registry import RETRY_AFTER
 from feddpc.flower.screening import SHORT
 from feddpc.flower.server import from_run_config
 from federations import NODES, Unreliable, halves, plain_app, train, vector
@@ -95,10 +95,10 @@ class TestEnrolment:
         server, client = halves(cohort=NODES)
         grid = Moody(flower.client_app(**client), lost=first("query.hello", 1002))
         strategy = flower.strategy("fedavg", **{**server, "min_available_nodes": NODES - 1})
-        train(strategy, grid, PATIENCE + 2)
+        train(strategy, grid, RETRY_AFTER + 2)
         there = [2 in record.participants for record in strategy.records]
-        assert not any(there[: PATIENCE - 1])
-        assert all(there[PATIENCE:])
+        assert not any(there[: RETRY_AFTER - 1])
+        assert all(there[RETRY_AFTER:])
 
     def test_a_node_that_restarts_under_another_id_takes_its_place_when_the_old_one_is_gone(self):
         server, client = halves(cohort=NODES)
@@ -116,7 +116,7 @@ class TestEnrolment:
         train(strategy, Moody(flower.client_app(**client), before=restart), 5)
         assert any("that is node 1002" in refusal.reason for refusal in strategy.refusals)
         assert all(2 in record.participants for record in strategy.records[3:])
-        assert strategy.roll.nodes[2002] == 2
+        assert strategy.exchange.registry.nodes[2002] == 2
 
     def test_evaluation_goes_on_without_a_node_that_has_left(self):
         dealt = flower.dealt(small_setting(cohort=NODES))
@@ -146,8 +146,8 @@ def test_the_batch_size_and_the_number_of_samples_are_those_of_the_beginning(tmp
     train(again, fewer, 3)
     whole = flower.strategy("scaffold", **server)
     train(whole, Unreliable(app), 1)
-    assert again.config.batch_size == whole.config.batch_size == stored
-    assert again.desk.orders.tag == whole.desk.orders.tag
+    assert again.exchange.config.batch_size == whole.exchange.config.batch_size == stored
+    assert again.exchange.nodes.spec.tag == whole.exchange.nodes.spec.tag
 
 
 def test_a_drop_in_that_remembers_clients_says_so_when_all_ids_are_new(tmp_path):

@@ -11,8 +11,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from feddpc import flower, methods
 from feddpc.errors import BadInputError
-from feddpc.flower.dropin import Updates, dropins
-from feddpc.flower.plain import sends_plain_updates
+from feddpc.flower.dropin import Updates, dropins, sends_plain_updates
 from feddpc.methods.base import Cohort
 from federations import NODES, Unreliable, W, move, plain_app, train, vector
 from support import VARIANTS

@@ -106,7 +106,7 @@ def test_the_numbers_of_nodes_survive_a_restart(tmp_path):
     first, again, grid = flower.MIFA(**few), flower.MIFA(**few), Unreliable(plain_app())
     train(first, grid, 2)
     train(again, grid, 3)
-    assert again._clients == first._clients == {1000 + i: i for i in range(NODES)}
+    assert again.exchange.client_of == first.exchange.client_of == {1000 + i: i for i in range(NODES)}
 
 
 def spoilt(t, replies):

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from feddpc import flower, methods
 from feddpc.engines.loop import Loop
-from feddpc.flower.secure.client import reticent, sealed
-from feddpc.flower.secure.encoding import MODULUS, Encoding
-from feddpc.flower.secure.masks import masks
+from feddpc.flower.secure.client import hide_sample_count, masked_training
+from feddpc.flower.secure.protocol import MODULUS, Encoding, masks
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from secure_sums import CLIENT_SIDE, CLIENTS, COHORT, SERVER_SIDE, Watched, cohort_of, federated, lenet, losing, plain
@@ -145,7 +144,7 @@ def test_the_app_reads_its_configuration():
 
 def test_what_the_server_receives_is_masked_and_uniform(lenet_run):
     _, strategy, grid, _, sent = lenet_run
-    encoding = Encoding(strategy.max_norm, 4)
+    encoding = Encoding(strategy.exchange.max_norm, 4)
     for i, reply in enumerate(grid.replies(Stage.COLLECT_MASKED_VECTORS, round=1).values()):
         weight, delta, guarded, loss = map(bytes_to_ndarray, reply.content[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS])
         ours = quantize(encoding.encode(sent[i]), 1.0, encoding.levels)
@@ -168,7 +167,7 @@ def test_nothing_else_leaves_a_client(lenet_run):
         assert not content["fitres.parameters"]
         assert not content["fitres.metrics"]
         assert dict(content["fitres.num_examples"]) == {"num_examples": 1}
-    assert set(strategy.roll.sizes.values()) == {1}  # how many samples a client has is hidden
+    assert set(strategy.exchange.registry.sizes.values()) == {1}  # how many samples a client has is hidden
 
 
 def test_the_sum_is_that_of_what_the_clients_sent():
@@ -178,8 +177,8 @@ def test_the_sum_is_that_of_what_the_clients_sent():
         patch.setattr(Encoding, "encode", lambda self, up: sent.append(up) or encode(self, up))
         strategy, _ = federated(setting)
     mean = torch.stack([up["delta"] for up in sent]).mean(0)
-    got = strategy._opened(1)
-    torch.testing.assert_close(got["delta"], mean, rtol=0, atol=strategy._encoding.error)
+    got = strategy.exchange._open(1)
+    torch.testing.assert_close(got["delta"], mean, rtol=0, atol=strategy.exchange._encoding.error)
 
 
 def test_masks_are_new_every_time():
@@ -223,8 +222,8 @@ def test_a_client_with_flowers_own_masks_spoils_the_round_and_not_the_model():
     halves = flower.dealt(setting).client()
     stock = ClientApp()
     plain_app = flower.client_app(**halves)
-    stock.query("hello")(reticent(plain_app))
-    stock.train(mods=[secaggplus_mod])(sealed(plain_app))
+    stock.query("hello")(hide_sample_count(plain_app))
+    stock.train(mods=[secaggplus_mod])(masked_training(plain_app))
     apps = [flower.secure_client_app(**halves)] * CLIENTS
     apps[cohort_of(setting)[0]] = stock
     strategy, _ = federated(setting, apps=apps, snapshots=snapshots)

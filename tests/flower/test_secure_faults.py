@@ -16,10 +16,9 @@ from flwr.compat.common.parameter import bytes_to_ndarray, ndarray_to_bytes
 from feddpc import flower, methods
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
-from feddpc.flower.secure.client import screened, wary
-from feddpc.flower.secure.encoding import MODULUS, Encoding
-from feddpc.flower.secure.rules import summable
-from feddpc.flower.wire import RefusedError
+from feddpc.flower.messages import RefusedError
+from feddpc.flower.secure.client import check_bounds, require_min_cohort
+from feddpc.flower.secure.protocol import MODULUS, Encoding, summable
 from secure_sums import CLIENTS, COHORT, Watched, cohort_of, federated, losing, plain
 from support import small_setting, tiny_net
 
@@ -96,9 +95,9 @@ def test_a_client_beyond_the_bound_abstains_and_says_no_number():
 def test_screening_before_the_masks(bad):
     up = {"delta": torch.tensor([0.5, bad]), "guarded": torch.tensor(0.0)}
     with pytest.raises(RefusedError, match="abstains"):
-        screened(up, Encoding(1.0, 4))
+        check_bounds(up, Encoding(1.0, 4))
     up["delta"][1] = 0.5
-    assert screened(up, Encoding(1.0, 4)) is up
+    assert check_bounds(up, Encoding(1.0, 4)) is up
 
 
 class Broken(type(tiny_net())):
@@ -266,7 +265,7 @@ def test_a_client_does_not_go_on_when_a_sum_becomes_small():
 
 def test_a_client_does_not_let_half_of_a_cohort_open_its_update(monkeypatch):
     setting = small_setting(cohort=COHORT)
-    monkeypatch.setattr("feddpc.flower.secure.strategy.SecureStrategy.quorum", lambda self, invited: 2)
+    monkeypatch.setattr("feddpc.flower.secure.server.SecureExchange.quorum", lambda self, invited: 2)
     strategy, _ = federated(setting)
     assert "half of the cohort could open" in strategy.refusals[0].reason
     assert strategy.records[0].participants == []
@@ -280,7 +279,7 @@ def test_a_client_does_not_give_away_what_opens_a_single_update(active, dead, wh
     lists = {Key.ACTIVE_NODE_ID_LIST: active, Key.DEAD_NODE_ID_LIST: dead}
     record = ConfigRecord({Key.STAGE: Stage.UNMASK, **lists})
     message = Message(RecordDict({RECORD_KEY_CONFIGS: record}), 1000, "train")
-    answer = lambda: wary(3)(message, None, lambda message, context: "shares")  # noqa: E731
+    answer = lambda: require_min_cohort(3)(message, None, lambda message, context: "shares")  # noqa: E731
     if why is None:
         assert answer() == "shares"
         return

@@ -8,7 +8,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.common.serde import recorddict_to_proto
 
 from feddpc import flower
-from feddpc.flower.wire import arrays_of, pack
+from feddpc.flower.messages import arrays_of, pack
 from fuzz import messages
 from fuzz.messages import ACTIONS, QUESTIONS, STAGES
 

@@ -26,15 +26,15 @@ from torch import nn
 from feddpc import flower
 from feddpc.errors import FeddpcError
 from feddpc.flower import client as client_module
-from feddpc.flower import orders, queries
-from feddpc.flower.base import MethodStrategy
-from feddpc.flower.federated import FederatedStrategy
-from feddpc.flower.holdings import Reserve
-from feddpc.flower.memory import Memory
+from feddpc.flower import client_registry
+from feddpc.flower import messages as flower_messages
+from feddpc.flower.client import Memory
+from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.messages import REFUSED, REPLY, pack
+from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.secure import client as secure_client
-from feddpc.flower.secure import replies as secure_replies
-from feddpc.flower.secure.encoding import SECURE
-from feddpc.flower.wire import REFUSED, REPLY, pack
+from feddpc.flower.secure.protocol import SECURE, check_reply
+from feddpc.flower.server import Reserve
 from feddpc.methods import create
 from feddpc.models.base import BodyAndHead
 from feddpc.round.state import RunState
@@ -71,7 +71,7 @@ class Small(BodyAndHead):
             nn.init.constant_(parameter, 0.1)
 
 
-def strategy(method: str) -> FederatedStrategy:
+def strategy(method: str) -> MethodStrategy:
     """Return the server of two clients."""
     reserve = Reserve.of(*EVEN, np.array([1, 0])) if method == "datasharing" else None
     numbers = {"clients": 2, "cohort": 2, "batch_size": 1, "rounds": 1}
@@ -91,7 +91,7 @@ def arrived(content: bytes) -> RecordDict | None:
 def one_version() -> Iterator[None]:
     """Let messages of the corpus, which name a version, fit every version of the library."""
     with contextlib.ExitStack() as stack:
-        for module in (client_module, orders, queries):
+        for module in (client_module, flower_messages, client_registry):
             stack.enter_context(mock.patch.object(module, "__version__", "fuzz"))
         yield
 
@@ -111,12 +111,12 @@ class Foreign(flower.InProcessGrid):
 
 
 @cache
-def began(method: str) -> tuple[FederatedStrategy, Foreign, RunState]:
+def began(method: str) -> tuple[MethodStrategy, Foreign, RunState]:
     """Return a strategy whose clients have enrolled, its grid, and where it stands."""
     grid, made = Foreign(), strategy(method)
-    made.welcome(grid, 3600)
+    made.exchange.enroll(grid, 3600)
     made.begin(made.initial_arrays(), 1)
-    made.prepare(grid)
+    made.exchange.prepare(grid)
     return made, grid, copy.deepcopy(made.now)
 
 
@@ -144,7 +144,7 @@ def flower_reply(content: bytes) -> None:
         return
     made, _, before = began("scaffold")
     sent, honest = invited()
-    made.progress = copy.deepcopy(before)
+    made.state = copy.deepcopy(before)
     to = next(message for message in sent if message.metadata.dst_node_id == 1000)
     served(made, lambda: made.aggregate_train(1, [Message(found, reply_to=to), honest]))
 
@@ -158,7 +158,7 @@ def plain(buffers: bool) -> tuple[MethodStrategy, RunState, Message]:
     """Return a drop-in strategy before its first round, where it stands, and a message of the round."""
     made, grid = flower.FedDPC(min_available_nodes=2), Foreign()
     made.begin(pack({"w": torch.zeros(3), **(BUFFERS if buffers else {})}), 1)
-    made.prepare(grid)
+    made.exchange.prepare(grid)
     return made, copy.deepcopy(made.now), Message(RecordDict(), 1000, MessageType.TRAIN, group_id="1")
 
 
@@ -169,37 +169,44 @@ def flower_plain_reply(content: bytes) -> None:
         return
     for buffers in (False, True):
         made, before, sent = plain(buffers)
-        made.progress, made._sent = copy.deepcopy(before), [sent]
+        made.state, made.sent = copy.deepcopy(before), [sent]
         replies = [Message(found, reply_to=sent)]
         served(made, partial(made.aggregate_train, 1, replies))
         served(made, partial(made.aggregate_evaluate, 1, replies))
-        assert buffers == bool(made._buffers)
+        assert buffers == bool(made.exchange.buffers)
         if buffers:
-            assert bool((made._buffers["n.running_var"].numpy() >= 0).all()), "a reply made a variance negative"
+            assert bool((made.exchange.buffers["n.running_var"].numpy() >= 0).all()), "a reply made a variance negative"
 
 
-def _greeted(made: FederatedStrategy, grid: Foreign) -> None:
-    made.roll.nodes.clear()
-    made.desk.orders, orders = made._orders(0), made.desk.orders  # how many samples there are is not known yet
-    made.desk.greet(grid, [1000, 1001], {1000, 1001})
-    made.desk.orders = orders
+def of(made: MethodStrategy) -> ClientAppExchange:
+    """Return how a strategy exchanges messages with ``client_app``."""
+    assert isinstance(made.exchange, ClientAppExchange)
+    return made.exchange
 
 
-def _handed(made: FederatedStrategy, grid: Foreign) -> None:
-    made.roll.ready.clear()
-    made.hand_out(grid)
+def _greeted(made: MethodStrategy, grid: Foreign) -> None:
+    exchange = of(made)
+    exchange.registry.nodes.clear()
+    exchange.nodes.spec, spec = exchange.spec(0), exchange.nodes.spec  # how many samples there are is not known yet
+    exchange.nodes.enroll_nodes(grid, [1000, 1001], {1000, 1001})
+    exchange.nodes.spec = spec
 
 
-def _probed(made: FederatedStrategy, grid: Foreign) -> None:
+def _handed(made: MethodStrategy, grid: Foreign) -> None:
+    of(made).registry.ready.clear()
+    of(made).send_payloads(grid)
+
+
+def _probed(made: MethodStrategy, grid: Foreign) -> None:
     made.configure_train(1, made.arrays(), ConfigRecord(), grid)
 
 
-def _learned(made: FederatedStrategy, grid: Foreign) -> None:
-    made._learn(grid)
+def _learned(made: MethodStrategy, grid: Foreign) -> None:
+    of(made).learn(grid)
 
 
 #: What a server asks beside training; the first byte of an input chooses.
-QUESTIONS: list[tuple[str, Callable[[FederatedStrategy, Foreign], None]]] = [
+QUESTIONS: list[tuple[str, Callable[[MethodStrategy, Foreign], None]]] = [
     *(("scaffold", _greeted), ("datasharing", _handed), ("fedga", _probed)),
     *((method, _learned) for method in ("fedbr", "gmm", "faug")),
 ]
@@ -212,13 +219,14 @@ def flower_answer(content: bytes) -> None:
         return
     method, ask = QUESTIONS[content[0] % len(QUESTIONS)]
     made, grid, before = began(method)
-    made.progress, grid.content, roll = copy.deepcopy(before), found, copy.deepcopy(made.roll)
-    made.desk.refused.clear()
+    registry = of(made).registry
+    made.state, grid.content, kept = copy.deepcopy(before), found, copy.deepcopy(registry)
+    of(made).nodes.refused.clear()
     try:
         served(made, lambda: ask(made, grid))
     finally:
-        grid.content, made.roll.nodes, made.roll.sizes = None, roll.nodes, roll.sizes
-        made.roll.ready, made.roll.given, made.roll.doubts = roll.ready, roll.given, roll.doubts
+        grid.content = None
+        vars(registry).update(vars(kept))
 
 
 @cache
@@ -235,7 +243,7 @@ def context(clients: int = 2) -> Context:
 
 @target
 def flower_order(content: bytes) -> None:
-    """A message of a server to ``feddpc.flower.client_app``: orders, and what it is asked to do."""
+    """A message of a server to ``feddpc.flower.client_app``: the experiment, and what it is asked to do."""
     if not content or (found := arrived(content[1:])) is None:
         return
     action = ACTIONS[content[0] % len(ACTIONS)]
@@ -253,13 +261,13 @@ def secure_reply(content: bytes) -> None:
         return
     asked = {Key.STAGE: STAGES[content[0] % len(STAGES)]}
     asked |= {Key.ACTIVE_NODE_ID_LIST: [1000, 1001], Key.DEAD_NODE_ID_LIST: [1002]}
-    secure_replies.check(ConfigRecord(asked), found, [1, 7, 1, 1])
+    check_reply(ConfigRecord(asked), found, [1, 7, 1, 1])
 
 
 @cache
 def sealed() -> Callable[[Message, Context], Message]:
     """Return the training of a client under secure aggregation."""
-    return secure_client.sealed(client())
+    return secure_client.masked_training(client())
 
 
 @target
@@ -270,7 +278,7 @@ def secure_order(content: bytes) -> None:
     train = sealed()
     message = Message(found, 1000, MessageType.TRAIN, group_id="1")
     then = train if SECURE in found else lambda message, _: message
-    secure_client.wary(3)(message, context(clients=3), then)
+    secure_client.require_min_cohort(3)(message, context(clients=3), then)
 
 
 @target

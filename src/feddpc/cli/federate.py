@@ -87,7 +87,7 @@ def keys(
 ) -> None:
     """Make certificates for a server and keys for its nodes."""
     from feddpc.federate import keys as keyring
-    from feddpc.flower.versions import check_flwr
+    from feddpc.flower import check_flwr
 
     check_flwr()
     made = keyring.make(folder, list(dict.fromkeys([*host, *keyring.LOOPBACK])), nodes, days)
@@ -103,7 +103,7 @@ def check(
 ) -> None:
     """Say whether a node could connect to a SuperLink from here, and if not, why."""
     from feddpc.federate.network import check_server
-    from feddpc.flower.versions import check_flwr
+    from feddpc.flower import check_flwr
 
     check_flwr()
     typer.echo(check_server(address, ca))

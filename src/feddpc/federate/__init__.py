@@ -1,4 +1,4 @@
-"""A federation of real processes: keys and certificates, a SuperLink, SuperNodes, an app, and their orderly end.
+"""A federation of real processes: keys and certificates, a SuperLink, SuperNodes, an app, and a clean shutdown.
 
-Flower itself is only ever run as a program here, never imported, so that this package loads without it.
+This package runs Flower as a program and never imports it, so that it loads without Flower.
 """

@@ -1,6 +1,6 @@
-"""Making certificates: an authority of one's own, and a server that it vouches for.
+"""Makes certificates: a certificate authority, and a server certificate that it signs.
 
-The ``cryptography`` package, which Flower brings along, is imported on first use.
+The ``cryptography`` package, which Flower installs, is imported on first use.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey as Key
 
-#: An authority outlives every server certificate: nodes keep it, and changing it means visiting all of them.
+#: The authority is valid longer than server certificates: nodes store it, and replacing it means visiting all of them.
 AUTHORITY_VALID = dt.timedelta(days=3650)
 
 
 def new_key() -> Key:
-    """Return a new private key on the curve P-384, which Flower takes from nodes too."""
+    """Return a new private key on the curve P-384, which Flower also accepts for nodes."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def authority(key: Key) -> x509.Certificate:
-    """Return the certificate of a new authority, which may sign servers and nothing else."""
+    """Return the certificate of a new authority, which may only sign server certificates."""
     from cryptography import x509
 
     name = _name("feddpc authority")
-    built = _begun(name, name, key, AUTHORITY_VALID)
+    built = _builder(name, name, key, AUTHORITY_VALID)
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     return _signed(_usage(built, signs=True), key, key)
 
@@ -38,12 +38,12 @@ def authority(key: Key) -> x509.Certificate:
 def server(
     key: Key, hosts: Sequence[str], valid: dt.timedelta, signer: x509.Certificate, signer_key: Key
 ) -> x509.Certificate:
-    """Return a certificate for a server that is reached under the names and addresses ``hosts``."""
+    """Return a certificate for a server with the names and addresses ``hosts``."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     built = (
-        _begun(_name("feddpc server"), signer.subject, key, valid)
+        _builder(_name("feddpc server"), signer.subject, key, valid)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -51,7 +51,7 @@ def server(
     return _signed(_usage(built, signs=False), signer_key, key)
 
 
-def _begun(subject: x509.Name, issuer: x509.Name, key: Key, valid: dt.timedelta) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: Key, valid: dt.timedelta) -> x509.CertificateBuilder:
     from cryptography import x509
 
     now = dt.datetime.now(dt.UTC)
@@ -87,7 +87,7 @@ def _signed(builder: x509.CertificateBuilder, signer: Key, owner: Key) -> x509.C
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA384
 
-    # Python asks for these two from 3.13 on.
+    # Python 3.13 and later require these two.
     return (
         builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(owner.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)

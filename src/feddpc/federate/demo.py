@@ -14,28 +14,29 @@ from feddpc.config import read_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.federate import scaffold
 from feddpc.federate.deployment import Config, Deployment
-from feddpc.flower.versions import check_flwr
+from feddpc.flower import check_flwr
 from feddpc.runs.record import read_records
 from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import Stop
 
+#: Shows a line of progress.
 Tell = Callable[[str], None]
 KEYS = ("method", "rounds", "clients", "cohort", "seed", "folder")
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What to demonstrate.
+    """The settings of a demo.
 
     Args:
-        folder: where everything goes; must be new, unless an earlier demo is continued.
-        nodes: how many SuperNodes, by default as many as the app wants.
+        folder: where all files go; must be new, unless an earlier demo is continued.
+        nodes: how many SuperNodes, by default the number in the app's configuration.
         tls: whether connections are encrypted and nodes authenticated.
         app: the app, by default the one that ``feddpc federate init`` writes.
-        config: keys of the app's configuration to have otherwise.
-        port: the SuperLink's, by default one that is free.
+        config: keys of the app's configuration to override.
+        port: the SuperLink's port, by default a free one.
         resume: whether to continue what is in ``folder``.
-        stop: a wish to stop.
+        stop: a request to stop.
     """
 
     folder: Path
@@ -53,11 +54,11 @@ class Demo:
         return self.folder / "run"
 
     def prepare(self) -> tuple[Path, dict[str, Any]]:
-        """Return the app and its configuration with the wishes in it; nothing has been started yet."""
+        """Return the app and its configuration with the overrides; start no process."""
         check_flwr()
-        wishes = dict(self.config or {})
-        if "method" in wishes:
-            methods.get(str(wishes["method"]))
+        overrides = dict(self.config or {})
+        if "method" in overrides:
+            methods.get(str(overrides["method"]))
         if self.resume:
             check_resumable(self.folder, "demo")
         elif self.folder.exists() and any(self.folder.iterdir()):
@@ -67,14 +68,14 @@ class Demo:
         app = self.app or self.folder / "app"
         if self.app is None and not app.exists():
             scaffold.write(app)
-        config = {**configuration(app), **wishes, "folder": str(self.run.resolve())}
+        config = {**configuration(app), **overrides, "folder": str(self.run.resolve())}
         if self.nodes is not None:
             config |= {"clients": self.nodes, "cohort": min(config["cohort"], self.nodes)}
         return app, config
 
     @contextmanager
     def start(self, app: Path, config: dict[str, Any], tell: Tell) -> Iterator[Iterator[dict[str, Any]]]:
-        """Start everything, and give the records of the rounds as they are made; at the end no process is left."""
+        """Start all processes, and yield the rounds' records as they are written; at the end no process is left."""
         deployment = Deployment(self.folder, config["clients"], tls=self.tls, port=self.port, stop=self.stop)
         try:
             with deployment:
@@ -95,13 +96,13 @@ def configuration(app: Path) -> dict[str, Any]:
     """Return the configuration of a Flower app, which must have the keys that a demo changes or shows."""
     path = app / "pyproject.toml"
     if not path.is_file():
-        raise BadInputError(f"{app} is no Flower app: it has no pyproject.toml; `feddpc federate init` makes one")
+        raise BadInputError(f"{app} is no Flower app: it has no pyproject.toml; `feddpc federate init` writes one")
     found: Any = read_toml(path)
     for name in ("tool", "flwr", "app", "config"):
         found = found.get(name, {}) if isinstance(found, dict) else {}
     if missing := [key for key in KEYS if key not in found]:
         raise BadInputError(
-            f"{path} is not of an app like those of `feddpc federate init`: [tool.flwr.app.config] lacks "
+            f"{path} is not an app like those of `feddpc federate init`: [tool.flwr.app.config] lacks "
             f"{', '.join(missing)}"
         )
     Experiment.read({key: found[key] for key in KEYS if key != "folder"})

@@ -1,4 +1,4 @@
-"""A federation on this machine: SuperLink, SuperNodes and runs as processes, everything they write in one folder."""
+"""A federation on this machine: SuperLink, SuperNodes and runs as processes, with all their files in one folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any
 from feddpc.config import write_toml
 from feddpc.federate import keys as keyring
 from feddpc.federate import network
-from feddpc.federate.processes import Process, Processes
-from feddpc.federate.programs import environment, program
+from feddpc.federate.processes import Process, Processes, environment, program
 from feddpc.runs.runner import Stop
 from feddpc.storage import explain_os_errors
 
-#: Seconds that a process may take to come up on a busy machine.
-PATIENCE = 120.0
+#: Seconds that a process may take to start on a busy machine.
+START_TIMEOUT = 120.0
 #: The name of the SuperLink in the configuration of Flower's command line.
 CONNECTION = "here"
 
@@ -26,14 +25,14 @@ Config = Mapping[str, str | int | float | bool]
 
 
 class Deployment:
-    """A SuperLink and its SuperNodes on loopback, to be used in a ``with`` block, after which no process is left.
+    """A SuperLink and its SuperNodes on loopback, to be used in a ``with`` block; after it no process is left.
 
     Args:
         folder: where keys, logs and working folders go.
         nodes: how many SuperNodes there are.
-        tls: whether connections are encrypted and nodes must show a key that the server knows.
-        port: where the SuperLink listens; by default at a port that is free.
-        stop: a wish to stop, which is looked for while waiting.
+        tls: whether connections are encrypted and nodes need a key that the server knows.
+        port: the SuperLink's port; by default a free one.
+        stop: a request to stop, which is checked while waiting.
     """
 
     def __init__(
@@ -47,8 +46,8 @@ class Deployment:
         self.keys = keyring.Keys(self.folder / "keys")
         self.stop = stop or Stop()
         self.processes = Processes(str(self.folder), self.folder / "logs")
-        self._superlink: Process | None = None
-        self._nodes: dict[int, Process] = {}
+        self.superlink: Process | None = None
+        self.supernodes: dict[int, Process] = {}
 
     def __enter__(self) -> Deployment:
         if self.tls:
@@ -57,7 +56,7 @@ class Deployment:
         with explain_os_errors(self.folder):
             (self.folder / "server").mkdir(parents=True, exist_ok=True)
             for path in self._database.parent.glob(f"{self._database.name}*"):
-                path.unlink()  # what an earlier federation knew of nodes does not hold any more
+                path.unlink()  # an earlier federation's nodes are not valid any more
         self._write_connection()
         return self
 
@@ -72,7 +71,7 @@ class Deployment:
     # The processes.
 
     def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Start the SuperLink, let it know the nodes' keys, and start the nodes; ``tell`` is told of each step."""
+        """Start the SuperLink, register the nodes' keys, and start the nodes; ``tell`` shows each step."""
         if self.tls:
             tell(f"keys and certificates: {self.keys.folder}")
         self.start_superlink()
@@ -94,8 +93,8 @@ class Deployment:
             command.append("--enable-supernode-auth")
         else:
             command.append("--insecure")
-        process = self._superlink = self._start("SuperLink", command, "server")
-        end = time.monotonic() + PATIENCE
+        process = self.superlink = self._start("SuperLink", command, "server")
+        end = time.monotonic() + START_TIMEOUT
         while not network.is_listening(self.port):
             if process.ended:
                 raise process.failure()
@@ -104,84 +103,61 @@ class Deployment:
             self.pause(0.1)
 
     def start_node(self, number: int, *, key: Path | None = None, ca: Path | None = None) -> Process:
-        """Start a SuperNode, with its key and the authority that it trusts, by default those that were made for it."""
-        place = f"partition-id={number} num-partitions={self.nodes}"
-        command = [program("flower-supernode"), "--superlink", self.address, "--node-config", place]
+        """Start a SuperNode with a key and the authority that it trusts, by default those in the folder of keys."""
+        node_config = f"partition-id={number} num-partitions={self.nodes}"
+        command = [program("flower-supernode"), "--superlink", self.address, "--node-config", node_config]
         command += ["--host", network.HOST, "--port", str(self._node_ports[number])]
         if self.tls:
             command += ["--root-certificates", str(ca or self.keys.ca)]
             command += ["--auth-supernode-private-key", str(key or self.keys.node(number))]
         else:
             command.append("--insecure")
-        self._nodes[number] = self._start(f"SuperNode {number}", command, f"node-{number}")
-        return self._nodes[number]
-
-    def restart_node(self, number: int) -> None:
-        """Start a SuperNode after a loss of power; the SuperLink lets it in once it has missed it, within a minute."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            process = self.start_node(number)
-            while not process.ended:
-                if "SuperNode ID" in process.text():
-                    return
-                self.pause(0.1)
-            if time.monotonic() > end:
-                raise process.failure()
-            self.pause(5.0)
-
-    def kill_node(self, number: int) -> None:
-        """Let a SuperNode lose its power."""
-        self._nodes.pop(number).kill()
-
-    def kill_superlink(self) -> None:
-        """Let the SuperLink lose its power."""
-        assert self._superlink is not None, "it was never started"
-        self._superlink.kill()
-        self._superlink = None
+        self.supernodes[number] = self._start(f"SuperNode {number}", command, f"node-{number}")
+        return self.supernodes[number]
 
     def register(self, numbers: range) -> None:
-        """Let the SuperLink know the public keys of nodes."""
+        """Register the public keys of nodes at the SuperLink."""
         flwr, calls = program("flwr"), []
         for number in numbers:
             command = [flwr, "supernode", "register", f"{self.keys.node(number)}.pub", CONNECTION]
             calls.append(self._start(f"registration {number}", command, "server"))
         for call in calls:
-            if self._ended(call):
+            if self._exit_code(call):
                 raise call.failure()
 
     # Runs.
 
     def submit(self, app: Path, config: Config) -> Run:
-        """Let the federation run an app; ``config`` has precedence over the app's own configuration."""
-        told = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        command = [program("flwr"), "run", str(app.resolve()), CONNECTION, "--stream", "-c", told]
+        """Run an app on the federation; ``config`` overrides the app's own configuration."""
+        overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        command = [program("flwr"), "run", str(app.resolve()), CONNECTION, "--stream", "-c", overrides]
         stream = self._start("run", command, "server")
         return Run(self, stream)
 
     def check(self) -> None:
-        """Raise if a process that should be there has ended."""
-        for process in (self._superlink, *self._nodes.values()):
+        """Raise if a process that should run has ended."""
+        for process in (self.superlink, *self.supernodes.values()):
             if process is not None and process.ended:
                 raise process.failure()
 
     def pause(self, seconds: float) -> None:
-        """Wait a little; raise if there is a wish to stop."""
+        """Wait; raise KeyboardInterrupt if a stop is requested."""
         if self.stop.wanted:
             raise KeyboardInterrupt
         time.sleep(seconds)
 
     def state_of(self, run: str) -> str:
-        """Return the state of a run, in Flower's words."""
+        """Return the status of a run as Flower names it."""
         command = [program("flwr"), "list", "--run-id", run, CONNECTION, "--format", "json"]
-        call = self._start("question", command, "server")
-        self._ended(call)
+        call = self._start("status", command, "server")
+        self._exit_code(call)
         text = call.text()
         try:
             return str(json.loads(text[text.index("{") :])["runs"][0]["status"])
         except (ValueError, LookupError):
-            raise call.failure("gave no state") from None
+            raise call.failure("gave no status") from None
 
-    # What they need.
+    # Helpers.
 
     @property
     def _database(self) -> Path:
@@ -201,27 +177,27 @@ class Deployment:
             path.parent.mkdir(exist_ok=True)
             path.write_text(write_toml({"superlink": {"default": CONNECTION}, f"superlink.{CONNECTION}": how}))
 
-    def _ended(self, process: Process) -> int:
-        """Wait for a process to end, and return its code."""
+    def _exit_code(self, process: Process) -> int:
+        """Wait for a process to end, and return its exit code."""
         while (code := process.handle.poll()) is None:
             self.pause(0.05)
         return code
 
 
 class Run:
-    """A run of an app, followed through the stream of its log."""
+    """A run of an app, followed by its log stream."""
 
     def __init__(self, deployment: Deployment, stream: Process) -> None:
         self.deployment, self.stream = deployment, stream
 
     @property
     def number(self) -> str | None:
-        """The run's number, once the SuperLink has given it one."""
+        """The run's id, once the SuperLink has accepted it."""
         found = re.findall(r"Successfully started run (\d+)", self.stream.text())
         return found[-1] if found else None
 
     def wait(self, seconds: float = 0.2) -> Iterator[None]:
-        """Yield every ``seconds`` until the run has ended; raise if it failed, or a process that it needs."""
+        """Yield every ``seconds`` until the run has ended; raise if the run or a process that it needs failed."""
         while not self.stream.ended:
             yield
             self.deployment.check()

@@ -1,4 +1,4 @@
-"""The files of a federation's keys and certificates: made where they are missing, and checked before they are used."""
+"""The files with a federation's keys and certificates: created if missing, and checked before use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-#: Names of this machine, under which its own processes reach it.
+#: Names under which processes of this machine reach it.
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -29,12 +29,12 @@ class Keys:
 
     @property
     def ca(self) -> Path:
-        """The authority's certificate: every machine has it, to know the server by."""
+        """The authority's certificate: every machine has it, to verify the server."""
         return self.folder / "ca.crt"
 
     @property
     def ca_key(self) -> Path:
-        """The authority's key: whoever has it can pass for the server."""
+        """The authority's key: anyone who has it can impersonate the server."""
         return self.folder / "ca.key"
 
     @property
@@ -48,18 +48,18 @@ class Keys:
         return self.folder / "server.key"
 
     def node(self, number: int) -> Path:
-        """The private key of a node; its public half, for the server, has ``.pub`` behind its name."""
+        """The private key of a node; the file of the public key, for the server, ends in ``.pub``."""
         return self.folder / f"node-{number}"
 
 
 def make(folder: Path, hosts: Sequence[str], nodes: int, days: float = 365.0) -> Keys:
-    """Make what is missing in ``folder``; what is there stays, so that nodes can be added later.
+    """Create the files that are missing in ``folder``; existing files stay, so that nodes can be added later.
 
     Args:
         folder: where the files go; private keys are readable by their owner only.
         hosts: names and addresses under which nodes reach the server.
-        nodes: how many node keys there are to be.
-        days: how long the server's certificate is good.
+        nodes: how many node keys there should be.
+        days: how long the server's certificate is valid.
     """
     keys = Keys(folder)
     with explain_os_errors(folder):
@@ -80,7 +80,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: float = 365.0) ->
 
 
 def check(keys: Keys, host: str) -> None:
-    """Raise if the server's certificate will not do for nodes that reach it as ``host``; the message names the file."""
+    """Raise if nodes that reach the server as ``host`` would refuse its certificate; the error names the file."""
     from cryptography.exceptions import InvalidSignature
 
     server, authority = read_certificate(keys.server), read_certificate(keys.ca)
@@ -107,7 +107,7 @@ def check(keys: Keys, host: str) -> None:
 
 
 def out_of_date(certificate: x509.Certificate) -> str | None:
-    """Say what is wrong with the dates of a certificate, if anything is."""
+    """Return what is wrong with the dates of a certificate, or None."""
     now = dt.datetime.now(dt.UTC)
     if now > certificate.not_valid_after_utc:
         return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
@@ -135,12 +135,12 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def certificate_of(text: bytes, where: str) -> x509.Certificate:
-    """Return the certificate that is written in ``text``; ``where`` it is from goes into messages."""
+    """Return the certificate in ``text``; error messages name its source ``where``."""
     from cryptography import x509
 
     try:
         found = x509.load_pem_x509_certificate(text)
-        names_of(found), out_of_date(found), found.public_key()  # parts are decoded when somebody looks at them
+        names_of(found), out_of_date(found), found.public_key()  # parts are decoded on access
     except Exception:  # each part has its own errors
         raise BadInputError(f"{where} is no certificate in PEM form") from None
     return found
@@ -160,7 +160,7 @@ def read_key(path: Path) -> Any:
 
 
 def _make_node(path: Path) -> None:
-    """Make a key pair in the form that Flower's SuperNodes read: OpenSSH, on the curve P-384."""
+    """Create a key pair in the format that Flower's SuperNodes read: OpenSSH, on the curve P-384."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
     key = certificates.new_key()
@@ -184,7 +184,7 @@ def _write_pair(path: Path, key_path: Path, certificate: x509.Certificate, key: 
 
 
 def _write(path: Path, text: bytes, mode: int) -> None:
-    """Write a file that has its permissions from its first moment."""
+    """Write a new file that never has other permissions than ``mode``."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""Ports and connections: is a port free, is a server there, and is it who it says it is."""
+"""Ports and connections: is a port free, does a server answer, and is its certificate valid."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from feddpc.errors import BadInputError
 from feddpc.federate import keys
 
-#: Where the processes of a demo listen; nobody outside this machine can reach them there.
+#: Where the processes of a demo listen; other machines cannot reach them there.
 HOST = "127.0.0.1"
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free at the moment, all different."""
+    """Return different ports that are free now."""
     held = [socket.socket() for _ in range(count)]
     try:
         for each in held:
@@ -42,7 +42,7 @@ def check_free(port: int, host: str = HOST) -> None:
 
 
 def is_listening(port: int, host: str = HOST) -> bool:
-    """Whether somebody answers at a port."""
+    """Return whether a server answers at a port."""
     try:
         socket.create_connection((host, port), timeout=1.0).close()
     except OSError:
@@ -63,7 +63,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def check_server(address: str, ca: Path, timeout: float = 10.0) -> str:
-    """Connect as a node would, and return what the server's certificate says; raise if a node would turn away."""
+    """Connect as a node does, and describe the server's certificate; raise if a node would refuse it."""
     host, port = split(address)
     keys.read_certificate(ca)
     context = ssl.create_default_context(cafile=str(ca))
@@ -82,16 +82,16 @@ def check_server(address: str, ca: Path, timeout: float = 10.0) -> str:
             "--insecure"
         ) from None
     except ConnectionRefusedError:
-        raise BadInputError(f"nobody listens at {address}: start the SuperLink there, or correct the port") from None
+        raise BadInputError(f"no server listens at {address}: start the SuperLink there, or correct the port") from None
     except TimeoutError:
         raise BadInputError(
-            f"{address} does not answer within {timeout:.0f} s: a firewall between here and there may drop what is sent"
+            f"{address} does not answer within {timeout:.0f} s: a firewall on the way may drop packets"
         ) from None
     except OSError as error:
         raise BadInputError(f"{address} cannot be reached: {error}") from None
 
 
-#: OpenSSL's numbers for what is wrong with a certificate.
+#: OpenSSL's codes for certificate errors.
 _EXPIRED, _NOT_YET, _WRONG_NAME, _WRONG_ADDRESS = 10, 9, 62, 64
 
 
@@ -109,5 +109,5 @@ def _untrusted(address: str, ca: Path, error: ssl.SSLCertVerificationError) -> s
             )
     return (
         f"the certificate of {address} was not signed by {ca} ({error.verify_message}): take ca.crt from the server; "
-        "if it is that one, somebody else is answering there"
+        "if it is that one, another server answers there"
     )

@@ -1,17 +1,19 @@
-"""Processes that do not outlive their purpose: started with a log each, and all gone at the end, come what may.
+"""Flower's programs as processes with one log each, all of which end when the federation ends.
 
-Everything that is started here carries a mark in its environment, and so does everything that it starts itself. At the
-end whatever carries the mark is killed, whoever its parent is by then. Where this process is killed itself, Linux ends
-those that it started, and Flower's processes watch their parents and follow.
+Every process that is started here has a mark in its environment, and so have its children. At the end all processes
+with the mark are killed, whatever their parents are by then. If this process itself is killed, Linux ends those that it
+started, and Flower's processes watch their parents and end too.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,24 +24,34 @@ from feddpc.errors import BadInputError, FeddpcError
 from feddpc.storage import explain_os_errors
 
 MARK = "FEDDPC_FEDERATION"
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _ERROR = re.compile(r"(ERROR|CRITICAL)\b")
 _OTHER = re.compile(r"(INFO|WARNING|DEBUG)\b|\d{4}-\d\d-\d\dT")
 _RAISED = re.compile(r"[\w.]+(Error|Exception)\b")
-#: Signs of trouble in Flower's logs, in small letters, and what they mean.
+#: Known errors in Flower's logs, in lower case, and what they mean.
 _MEANINGS = {
     "failed to activate supernode": "the SuperLink does not know its key: register it with `flwr supernode register`; "
     "or it was killed less than a minute ago, and the SuperLink has not noticed yet",
     "certificate_verify_failed": "it does not trust the server's certificate: `feddpc federate check` says why",
     "address already in use": "another program uses its port",
 }
-#: Becomes the command behind it, which Linux then ends when the process that started it does (PR_SET_PDEATHSIG = 1).
-_LEASH = """
+#: Becomes the command in its arguments, which Linux then ends when its parent ends (PR_SET_PDEATHSIG = 1).
+_END_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() == int(sys.argv[1]):  # else it went in between
+if os.getppid() == int(sys.argv[1]):  # else the parent has already ended
     os.execv(sys.argv[2], sys.argv[2:])
 """
+
+#: Flower neither reports, looks for updates nor installs packages.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "1",  # one machine runs all nodes
+}
 
 
 class ProcessError(FeddpcError):
@@ -61,25 +73,27 @@ class Process:
         return self.handle.poll() is not None
 
     def text(self) -> str:
-        """Return what it has written so far, without colours."""
-        return _COLOURS.sub("", self.log.read_bytes()[self.begin :].decode(errors="replace"))
+        """Return what it has written so far, without colors."""
+        return _COLORS.sub("", self.log.read_bytes()[self.begin :].decode(errors="replace"))
 
     def failure(self, what: str | None = None) -> ProcessError:
-        """Return the error for this process: what happened, and the telling part of its log."""
+        """Return the error for this process: what happened, and the relevant part of its log."""
         what = what or f"ended with code {self.handle.poll()}"
         text = self.text()
-        return ProcessError(f"the {self.name} {what}{meaning(text)}; its log {self.log} says:\n{telling(text)}")
+        return ProcessError(
+            f"the {self.name} {what}{explain_log(text)}; its log {self.log} says:\n{relevant_lines(text)}"
+        )
 
     def kill(self) -> None:
-        """Kill it, as a loss of power would."""
+        """Kill it at once, as a power failure would."""
         self.handle.kill()
         self.handle.wait()
 
 
-def telling(text: str, most: int = 8) -> str:
-    """Return the part of a log that says what went wrong: the last exception and the last error, or else its end.
+def relevant_lines(text: str, most: int = 8) -> str:
+    """Return the relevant part of a log: the last exception and the last error, or else its end.
 
-    >>> print(telling("INFO: begin\\nERROR: no key\\nSee the manual.\\nINFO: bye\\n"))
+    >>> print(relevant_lines("INFO: begin\\nERROR: no key\\nSee the manual.\\nINFO: bye\\n"))
       ERROR: no key
       See the manual.
     """
@@ -91,10 +105,10 @@ def telling(text: str, most: int = 8) -> str:
     return "\n".join(f"  {line}" for line in shown) or "  (nothing)"
 
 
-def meaning(text: str) -> str:
-    """Return what is known about the trouble in a log, in plain words, with a blank before it.
+def explain_log(text: str) -> str:
+    """Explain a known error in a log, in parentheses; return an empty text if there is none.
 
-    >>> meaning("oh: Address already in use")
+    >>> explain_log("oh: Address already in use")
     ' (another program uses its port)'
     """
     return next((f" ({words})" for sign, words in _MEANINGS.items() if sign in text.lower()), "")
@@ -104,7 +118,7 @@ class Processes:
     """The processes of one federation, to be used in a ``with`` block.
 
     Args:
-        mark: what sets them apart from those of other federations.
+        mark: what distinguishes them from those of other federations.
         logs: the folder for their logs.
     """
 
@@ -125,25 +139,25 @@ class Processes:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Process:
-        """Start a program, given by its full path; its log ``NAME.log`` goes on behind that of an earlier one."""
+        """Start a program, given by its full path; its output is appended to ``NAME.log``."""
         log = self.logs / f"{name.replace(' ', '-')}.log"
         with explain_os_errors(log), log.open("ab") as out:
             begin = out.tell()
             handle = subprocess.Popen(
-                [*_leash(), *command],
+                [*_end_with_parent(), *command],
                 cwd=cwd,
                 env={**environment, MARK: self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the others
+                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the others
             )
         process = Process(name, handle, log, begin)
         self.started.append(process)
         return process
 
     def stop(self, seconds: float = 10.0) -> None:
-        """Kill everything that carries the mark, and wait until it is gone."""
+        """Kill all processes with the mark, and wait until they have ended."""
         end = time.monotonic() + seconds
         while True:
             found = marked(self.mark)
@@ -157,7 +171,7 @@ class Processes:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes of a federation that are alive; none where the system has no ``/proc``."""
+    """Return the running processes with a mark; none on systems without ``/proc``."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -176,7 +190,29 @@ def _kill(pid: int) -> None:
         return
 
 
-def _leash() -> list[str]:
-    """Return what goes before a command so that it ends with this process, where the system can do that."""
-    # A function between fork and exec would do it too, but interrupts that come then are lost.
-    return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform.startswith("linux") else []
+def _end_with_parent() -> list[str]:
+    """Return the start of a command line that makes a command end with this process, where the system can do that."""
+    # A function between fork and exec would also do, but would lose interrupts that come then.
+    return (
+        [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())]
+        if sys.platform.startswith("linux")
+        else []
+    )
+
+
+def program(name: str) -> str:
+    """Return the full path of one of Flower's programs, which are next to this Python's."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    if found is None:
+        raise BadInputError(f"the program {name} is not installed: pip install 'feddpc[flower]'")
+    return str(Path(found).resolve())
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of a program; ``home`` is its own folder for Flower, which unpacks apps there."""
+    scripts = sysconfig.get_path("scripts")
+    path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])  # Flower starts its parts by name
+    own = {"PATH": path, "FLWR_HOME": str(home)}
+    if found := os.environ.get("PYTHONPATH"):
+        own["PYTHONPATH"] = os.pathsep.join(str(Path(part).resolve()) for part in found.split(os.pathsep))
+    return {**os.environ, **QUIET, **own}

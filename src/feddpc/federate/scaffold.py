@@ -1,4 +1,4 @@
-"""``feddpc federate init``: a complete Flower app, to be changed for one's own model and data."""
+"""``feddpc federate init``: writes a complete Flower app, to be changed for your own model and data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from feddpc.errors import BadInputError
 from feddpc.storage import explain_os_errors
 
-#: Templates are stored as text, so that no tool takes them for a part of this package.
+#: Templates are stored as text, so that no tool treats them as part of this package.
 SUFFIX = ".txt"
 
 

@@ -1,38 +1,61 @@
-"""From the simulator to a real federation: feddpc's methods over Flower.
+"""feddpc's methods over Flower, in a real federation.
 
-``FedDPC`` (and the same for every method whose clients run plain local SGD) stands in for Flower's own ``FedAvg`` with
-an unchanged client app; ``strategy``, ``server_app`` and ``client_app`` run any registered method, its client half at
-the client; ``InProcessGrid`` runs an app in one process, and on a ``FaultyGrid`` some nodes misbehave. Flower itself,
+``FedDPC`` (and likewise every method whose clients run plain local SGD) replaces Flower's own ``FedAvg`` with an
+unchanged client app. ``strategy``, ``server_app`` and ``client_app`` run any registered method, with its client half at
+the clients. ``InProcessGrid`` runs an app in one process, and on a ``FaultyGrid`` some nodes misbehave. Flower itself,
 the extra ``flower``, is imported on first use.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
+from importlib import metadata
 from typing import Any
 
-from feddpc.errors import FeddpcError
-from feddpc.flower.versions import check_flwr
+from feddpc.errors import BadInputError, FeddpcError
 
 _HOMES = {
-    "FaultyGrid": "feddpc.flower.faulty",
-    "InProcessGrid": "feddpc.flower.grid",
+    "FaultyGrid": "feddpc.flower.testing",
+    "InProcessGrid": "feddpc.flower.testing",
     "VoidRoundsError": "feddpc.flower.screening",
-    "buffer_names": "feddpc.flower.buffers",
+    "buffer_names": "feddpc.flower.layout",
     "client_app": "feddpc.flower.client",
-    "dealt": "feddpc.flower.sources",
+    "dealt": "feddpc.flower.server",
     "secure_client_app": "feddpc.flower.secure.client",
     "secure_server_app": "feddpc.flower.secure.server",
     "secure_strategy": "feddpc.flower.secure.server",
     "server_app": "feddpc.flower.server",
     "strategy": "feddpc.flower.server",
 }
+#: Supported releases of Flower: from the first one on, below the second one; the extra ``flower`` says the same.
+SUPPORTED = ((1, 41), (1, 42))
+
+
+def check_flwr(found: str | None = None) -> None:
+    """Raise if Flower is missing or not a supported release; ``found`` is by default the installed one.
+
+    >>> check_flwr("1.41.0")
+    >>> check_flwr("1.5.0")
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: flwr 1.5.0 is not supported, 1.41 up to (not) 1.42 is: pip install 'feddpc[flower]'
+    """
+    install = "pip install 'feddpc[flower]'"
+    if found is None:
+        try:
+            found = metadata.version("flwr")
+        except metadata.PackageNotFoundError:
+            raise BadInputError(f"feddpc.flower needs Flower, which is not installed: {install}") from None
+    low, high = SUPPORTED
+    if not low <= tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < high:
+        names = [".".join(map(str, bound)) for bound in SUPPORTED]
+        raise BadInputError(f"flwr {found} is not supported, {names[0]} up to (not) {names[1]} is: {install}")
 
 
 def __dir__() -> list[str]:
     try:
         check_flwr()
-    except FeddpcError:  # the names of the drop-ins come from Flower
+    except FeddpcError:  # without Flower there are no drop-ins
         return sorted({*globals(), *_HOMES})
     return sorted({*globals(), *_HOMES, *importlib.import_module("feddpc.flower.dropin").dropins()})
 

@@ -1,10 +1,11 @@
-"""The client app for any method: its client half, on this node's own samples."""
+"""The client app for any method: the method's client half, on this node's own samples."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -15,28 +16,51 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from feddpc._version import __version__
 from feddpc.data import Dataset
+from feddpc.data.batches import Planner
+from feddpc.data.partition import Partition
+from feddpc.data.scaling import Scaler, make_scaler
 from feddpc.engines.loop import Loop
-from feddpc.errors import BadInputError, FeddpcError
-from feddpc.flower import preparing
-from feddpc.flower.memory import Memory
-from feddpc.flower.node import Node, build
-from feddpc.flower.orders import Orders
-from feddpc.flower.wire import NO_SETUP, REFUSED, REPLY, SETUP, RefusedError, arrays_of, expect, pack, tensor, unpack
+from feddpc.errors import BadInputError, FeddpcError, RunFolderError
+from feddpc.experiment import largest_shift
+from feddpc.flower.messages import (
+    NO_SETUP,
+    REFUSED,
+    REPLY,
+    SETUP,
+    ExperimentSpec,
+    RefusedError,
+    arrays_of,
+    expect,
+    layout_tag,
+    pack,
+    tensor,
+    unpack,
+)
+from feddpc.flower.rounds import NEVER, all_finite
+from feddpc.method_setup import adapt_module, placed
 from feddpc.methods.base import Method, State
-from feddpc.round.server_step import drop_non_finite
+from feddpc.methods.federated_data import FederatedData, require_asking
+from feddpc.models import check_supported
+from feddpc.models.flat import Flat
+from feddpc.runs.checkpoint import load_model, save_model
+from feddpc.storage import make_folder
+from feddpc.tasks.classification import Classification
 
 #: ``data(client, clients)`` returns the samples and labels of one client, and its test samples and labels if any.
 Data = Callable[[int, int], tuple[Any, ...]]
 Model = nn.Module | Callable[[], nn.Module]
-#: How many nodes' data and networks a process keeps between messages; a simulation runs many nodes in one.
+#: How many nodes' data and networks a process keeps between messages; in a simulation one process runs many nodes.
 KEPT = 16
-#: What numbers of another shape, kind or size than expected lead to, in the hooks of a method or in torch.
+#: Errors that tensors of a wrong shape, type or size cause in a method's hooks or in torch.
 DOES_NOT_FIT = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 GIVEN, STAMP, PROBED = "feddpc.given", "feddpc.stamp", "feddpc.probed"
+#: The two memories that a client keeps, see :class:`Memory`.
+KINDS = ("settled", "pending")
 
 
 def client_app(
@@ -57,36 +81,36 @@ def client_app(
         folder: where this node keeps what it remembers, so that it outlives a restart; by default it does not.
         device: where it trains.
     """
-    crew = _Crew(model, data, method, Path(folder) if folder is not None else None, device)
+    pool = _NodePool(model, data, method, Path(folder) if folder is not None else None, device)
     app = ClientApp()
     for action in ("hello", "learn", "setup"):
-        app.query(action)(_answering(crew, getattr(crew, action), bare=True))
+        app.query(action)(_handler(pool, getattr(pool, action), bare=True))
     for action in ("survey", "probe"):
-        app.query(action)(_answering(crew, getattr(crew, action)))
-    app.train()(_answering(crew, crew.train))
-    app.evaluate()(_answering(crew, crew.evaluate))
+        app.query(action)(_handler(pool, getattr(pool, action)))
+    app.train()(_handler(pool, pool.train))
+    app.evaluate()(_handler(pool, pool.evaluate))
     return app
 
 
 Answer = dict[str, Any]
 
 
-def _answering(
-    crew: _Crew, work: Callable[[Node, RecordDict, Context], Answer], *, bare: bool = False
+def _handler(
+    pool: _NodePool, work: Callable[[Node, RecordDict, Context], Answer], *, bare: bool = False
 ) -> Callable[[Message, Context], Message]:
-    """Wrap a piece of work: orders are read before, what goes wrong is told in the reply, which says what it is for."""
+    """Return a message handler: it reads the experiment, does the work, and reports errors in the reply's header."""
 
     def answer(message: Message, context: Context) -> Message:
         content = message.content
         about = ConfigRecord({"version": __version__, "round": message.metadata.group_id})
         records: Answer = {}
         try:
-            orders = Orders.read(content)
+            spec = ExperimentSpec.read(content)
             if not bare:
-                _has_setup(content, context)
-            node = crew.node(orders, context, bare=bare)
+                _check_payload(content, context)
+            node = pool.node(spec, context, bare=bare)
             records = work(node, content, context)
-            about.update({"experiment": orders.tag, "method": orders.method, "client": node.client})
+            about.update({"experiment": spec.tag, "method": spec.method, "client": node.client})
         except FeddpcError as error:
             about[REFUSED] = str(error)
         except DOES_NOT_FIT as error:
@@ -98,8 +122,8 @@ def _answering(
 
 
 @dataclass
-class _Crew:
-    """The nodes that this process works for."""
+class _NodePool:
+    """The nodes that this process runs, and their answers to messages."""
 
     model: Model
     data: Data
@@ -108,19 +132,19 @@ class _Crew:
     device: str
     nodes: OrderedDict[tuple[int, int], tuple[str, Node]] = field(default_factory=OrderedDict)
 
-    def node(self, orders: Orders, context: Context, *, bare: bool = False) -> Node:
-        """Return the node of ``context``, made anew if the experiment changed; ``bare``: without what it was given."""
+    def node(self, spec: ExperimentSpec, context: Context, *, bare: bool = False) -> Node:
+        """Return the node of ``context``, a new one if the experiment changed; ``bare``: without one-time payload."""
         given, stamp = arrays_of(context.state, GIVEN), context.state.get(STAMP)
         if bare:
             given, stamp = ArrayRecord(), None
-        key, made_for = (context.run_id, context.node_id), f"{orders.tag} {stamp['stamp']!s}" if stamp else orders.tag
+        key, made_for = (context.run_id, context.node_id), f"{spec.tag} {stamp['stamp']!s}" if stamp else spec.tag
         if key in self.nodes and self.nodes[key][0] == made_for:
             self.nodes.move_to_end(key)
             return self.nodes[key][1]
-        client, clients = self._who(context, orders)
-        samples = self._samples(client, clients, orders)
+        client, clients = self._identify(context, spec)
+        samples = self._samples(client, clients, spec)
         module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
-        node = build(orders, orders.build(self.method), client, samples, module, unpack(given), self.device)
+        node = build_node(spec, spec.build(self.method), client, samples, module, unpack(given), self.device)
         self.nodes[key] = made_for, node
         while len(self.nodes) > KEPT:
             self.nodes.popitem(last=False)
@@ -129,28 +153,24 @@ class _Crew:
     # The messages.
 
     def hello(self, node: Node, content: RecordDict, context: Context) -> Answer:
-        """Say who this is and how many samples it has."""
+        """Say which client this node is and how many samples it has."""
         return {"metrics": MetricRecord({"num-examples": node.samples})}
 
     def learn(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer a question that comes before round 1."""
-        question = str(_values(content, "question").get("name"))
-        made = preparing.preparation(node.method).answer(
-            node.method, question, node.client, node.world, unpack(arrays_of(content, "asked"))
-        )
-        return {"answer": pack(made)}
+        question, asked = str(_values(content, "question").get("name")), unpack(arrays_of(content, "asked"))
+        method = require_asking(node.method, node.method.name)
+        return {"answer": pack(method.answer(question, node.client, node.world, asked))}
 
     def setup(self, node: Node, content: RecordDict, context: Context) -> Answer:
-        """Take what the server hands out before round 1, and say how many samples there are then."""
+        """Store the one-time payload, and say how many samples this node has with it."""
         context.state[GIVEN] = arrays_of(content, "given")
         context.state[STAMP] = _values(content, "stamp")
-        return self.hello(self.node(Orders.read(content), context), content, context)
+        return self.hello(self.node(ExperimentSpec.read(content), context), content, context)
 
     def survey(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer the probe once, before round 1, and remember what comes of it."""
-        w = self._weights(node, content)
-        answers = Loop().probe(node.method, node.task, w, node.planner.sweep(node.ids))
-        _finite(node, answers)
+        answers = self._answer_probe(node, content)
         self._memory(node, content, context).hold(
             0, {k: v[0] for k, v in node.method.client_state_from_probe(answers).items()}
         )
@@ -158,33 +178,31 @@ class _Crew:
 
     def probe(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer the probe, and keep the answer for this round."""
-        w = self._weights(node, content)
-        answers = Loop().probe(node.method, node.task, w, node.planner.sweep(node.ids))
-        _finite(node, answers)
+        answers = self._answer_probe(node, content)
         context.state[PROBED] = pack({k: v[0] for k, v in answers.items()})
         return {"answer": context.state[PROBED]}
 
     def train(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Train, send what the method sends, and hold what it will remember."""
-        told = _values(content, "round")
-        t, lr, accepted = (told.get(name) for name in ("round", "lr", "accepted"))
+        order = _values(content, "round")
+        t, lr, accepted = (order.get(name) for name in ("round", "lr", "accepted"))
         if not (isinstance(t, int) and isinstance(lr, float) and isinstance(accepted, int)):
             raise RefusedError(f"the message has round = {t!r}, lr = {lr!r} and accepted = {accepted!r}")
         w = self._weights(node, content)
         down = unpack(arrays_of(content, "down"), self.device)
         memory = self._memory(node, content, context)
         own = memory.recall(node.method, w, accepted)
-        probed = self._probed(node, w, bool(told.get("asked")), context)
-        plan = node.planner.plan(t, node.ids).resting(np.array([bool(told.get("rest"))]))
+        probed = self._probed(node, w, bool(order.get("asked")), context)
+        plan = node.planner.plan(t, node.ids).resting(np.array([bool(order.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
-        trained = Loop().train(node.method, node.task, w, down | node.kit, stacked, plan, lr)
-        _finite(node, trained.up, trained.own, {"loss": trained.loss})
+        trained = Loop().train(node.method, node.task, w, down | node.payload, stacked, plan, lr)
+        _check_finite(trained.up, trained.own, {"loss": trained.loss})
         memory.hold(t, {k: v[0] for k, v in trained.own.items()})
         metrics = MetricRecord({"num-examples": node.samples, "loss": float(trained.loss[0])})
         return {"up": pack({k: v[0] for k, v in trained.up.items()}), "metrics": metrics}
 
     def evaluate(self, node: Node, content: RecordDict, context: Context) -> Answer:
-        """Say how the model does on this node's own test samples."""
+        """Evaluate the model on this node's own test samples."""
         if not len(node.world.data.y_test):
             raise BadInputError("this node has no test samples: let data() return (x, y, x_test, y_test)")
         w = self._weights(node, content)
@@ -192,16 +210,21 @@ class _Crew:
         count = len(node.world.data.y_test)
         return {"metrics": MetricRecord({"num-examples": count, "accuracy": accuracy, "loss": loss})}
 
-    # What they need.
+    # Helpers.
+
+    def _answer_probe(self, node: Node, content: RecordDict) -> State:
+        answers = Loop().probe(node.method, node.task, self._weights(node, content), node.planner.sweep(node.ids))
+        _check_finite(answers)
+        return answers
 
     def _weights(self, node: Node, content: RecordDict) -> torch.Tensor:
-        """Return the model of a message, which must be one of this node's network."""
+        """Return the model of a message, which must fit this node's network."""
         arrays = arrays_of(content, "arrays")
         expect(arrays, ["w"], "the message")
         return tensor(arrays["w"], "w", node.task.initial().cpu()).to(self.device)
 
     def _probed(self, node: Node, w: torch.Tensor, asked: bool, context: Context) -> State:
-        """Return this round's answer to the probe: the one that was sent, or one that stays here."""
+        """Return this round's answer to the probe: the one that was sent, or one that stays at this node."""
         method = node.method
         if not method.probes:
             return {}
@@ -213,25 +236,25 @@ class _Crew:
         return {k: v[0] for k, v in answers.items()}
 
     def _memory(self, node: Node, content: RecordDict, context: Context) -> Memory:
-        name = f"{Orders.read(content).tag}-client-{node.client}.safetensors"
+        name = f"{ExperimentSpec.read(content).tag}-client-{node.client}.safetensors"
         return Memory(context, None if self.folder is None else self.folder / name)
 
-    def _who(self, context: Context, orders: Orders) -> tuple[int, int]:
-        told = [context.node_config.get(name) for name in ("partition-id", "num-partitions")]
-        if not all(type(value) is int for value in told):
+    def _identify(self, context: Context, spec: ExperimentSpec) -> tuple[int, int]:
+        found = [context.node_config.get(name) for name in ("partition-id", "num-partitions")]
+        if not all(type(value) is int for value in found):
             raise RefusedError(
                 'this node does not know which client it is: start it with --node-config "partition-id=0 '
-                f'num-partitions={orders.clients}"'
+                f'num-partitions={spec.clients}"'
             )
-        client, clients = int(told[0]), int(told[1])  # type: ignore[arg-type]
-        if clients != orders.clients or not 0 <= client < clients:
+        client, clients = int(found[0]), int(found[1])  # type: ignore[arg-type]
+        if clients != spec.clients or not 0 <= client < clients:
             raise RefusedError(
-                f"this node is client {client} of {clients}, but the experiment has {orders.clients} clients, counted "
+                f"this node is client {client} of {clients}, but the experiment has {spec.clients} clients, counted "
                 "from 0: correct partition-id and num-partitions in its --node-config"
             )
         return client, clients
 
-    def _samples(self, client: int, clients: int, orders: Orders) -> Dataset:
+    def _samples(self, client: int, clients: int, spec: ExperimentSpec) -> Dataset:
         try:
             parts = tuple(self.data(client, clients))
         except FeddpcError:
@@ -243,16 +266,12 @@ class _Crew:
                 f"data({client}, {clients}) gave no samples: it must return (x, y) or (x, y, x_test, y_test)"
             )
         x, y, *test = parts
-        made = Dataset.from_arrays(x, y, *(test or (x[:1], y[:1])), classes=orders.classes, name="node")
-        return (
-            made
-            if test
-            else Dataset(made.name, made.x_train, made.y_train, made.x_test[:0], made.y_test[:0], made.classes)
-        )
+        made = Dataset.from_arrays(x, y, *(test or (x[:1], y[:1])), classes=spec.classes, name="node")
+        return made if test else dataclasses.replace(made, x_test=made.x_test[:0], y_test=made.y_test[:0])
 
 
-def _has_setup(content: RecordDict, context: Context) -> None:
-    """Refuse to work without what the server handed out: this node restarted, or never got it."""
+def _check_payload(content: RecordDict, context: Context) -> None:
+    """Refuse to work without the one-time payload: this node restarted, or never got it."""
     if SETUP in content and dict(_values(content, SETUP)) != dict(context.state.get(STAMP) or {}):
         raise RefusedError(f"{NO_SETUP}: it needs it once more")
 
@@ -264,7 +283,167 @@ def _values(content: RecordDict, key: str) -> ConfigRecord:
     return found
 
 
-def _finite(node: Node, *states: State) -> None:
+def _check_finite(*states: State) -> None:
     """Refuse to send or remember a number that is not finite."""
-    if not len(drop_non_finite(node.ids, *states)[0]):
+    if not all_finite(*states):
         raise RefusedError("training gave numbers that are not finite: lower the rate")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One client's side of an experiment: its samples in the places that the simulator gives them."""
+
+    client: int
+    method: Method
+    world: FederatedData
+    task: Classification
+    planner: Planner
+    payload: State  #: tensors that the server sent once
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The client, as engines want it."""
+        return np.array([self.client])
+
+    @property
+    def samples(self) -> int:
+        """How many samples it trains on."""
+        return len(self.planner.partition[self.client])
+
+
+def local_data(spec: ExperimentSpec, client: int, data: Dataset, given: Mapping[str, Tensor]) -> FederatedData:
+    """Return a data set in which this client holds its own samples and the other clients hold none.
+
+    ``given`` is the one-time payload, with samples of the server's reserve. Samples keep their order, and only that
+    matters: the batch of a sample depends on its place among the client's samples, not on its index.
+    """
+    mine = len(data.y_train)
+    reserve = np.zeros(0, np.int64)
+    if "reserve.y" in given:
+        y, at = given["reserve.y"].numpy(), given["reserve.at"].numpy()
+        reserve = mine + given["reserve.order"].numpy()
+        x = np.zeros((len(y), *data.sample_shape), data.x_train.dtype)  # zeros except for its own share
+        x[at] = given["reserve.x"].numpy()
+        # Labels for all samples of the experiment, since methods count shares of the whole; the last are placeholders.
+        rest = np.zeros(spec.samples - mine - len(y), np.int64)
+        data = dataclasses.replace(
+            data, x_train=np.concatenate([data.x_train, x]), y_train=np.concatenate([data.y_train, y, rest])
+        )
+    starts = np.where(np.arange(spec.clients + 1) > client, mine, 0)
+    return FederatedData(
+        data=data,
+        partition=Partition(np.arange(mine), starts),
+        seed=spec.seed,
+        client_lr=spec.lr,
+        batch_size=spec.batch_size,
+        device=torch.device("cpu"),
+        reserve=reserve,
+    )
+
+
+def build_node(
+    spec: ExperimentSpec, method: Method, client: int, data: Dataset, module: nn.Module, given: State, device: str
+) -> Node:
+    """Return what client ``client`` works with; ``given`` is its one-time payload."""
+    check_supported(module)
+    network = adapt_module(method, module, spec.seed) or module
+    flat = Flat(network)
+    found = layout_tag(dict(zip(flat.names, flat.shapes, strict=True)))
+    if found != spec.layout:
+        raise RefusedError(
+            f"this node's model {type(module).__name__} has {flat.d} parameters in {len(flat.names)} arrays, which are "
+            "not those of the server's: use the same model on both"
+        )
+    learned = {k.removeprefix("learned."): v for k, v in given.items() if k.startswith("learned.")}
+    world = local_data(spec, client, data, given)
+    if any(k.startswith(("learned.", "reserve.")) for k in given):
+        world = method.extend_data(world, learned)
+    shift = largest_shift(data) if spec.augment else 0
+    dtype = torch.float64 if spec.precision == "float64" else torch.float32
+    task = Classification(
+        network,
+        world.data,
+        _scaler(spec, data, given),
+        device=device,
+        dtype=dtype,
+        half=spec.precision == "bf16",
+        shift=shift,
+    )
+    planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
+    like = torch.zeros((), dtype=dtype, device=device)
+    return Node(client, method, world, task, planner, {k: placed(v, like) for k, v in world.kit.items()})
+
+
+def _scaler(spec: ExperimentSpec, data: Dataset, given: State) -> Scaler:
+    if "scaler.mean" in given:
+        return Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
+    auto = "half" if data.is_image else "none"
+    return make_scaler(auto if spec.scaling == "auto" else spec.scaling, data)
+
+
+class Memory:
+    """What a client remembers between its rounds, in ``Context.state``; ``file`` keeps a copy for restarts.
+
+    A client cannot know whether its reply counted: the server may have refused it, got it too late, or gone back to a
+    checkpoint. So the memory after a round is pending until the next message of the server, which says which of the
+    client's replies counted last. Pending memory of another round is dropped.
+    """
+
+    def __init__(self, context: Context, file: Path | None) -> None:
+        self.context, self.file = context, file
+
+    def recall(self, method: Method, w: Tensor, accepted: int) -> State:
+        """Return the memory after round ``accepted``; the initial one if there is none, or if it is lost."""
+        fresh = method.init_client(w)
+        if not fresh:
+            return {}
+        kept = self._rounds()
+        if not kept and accepted != NEVER and self.file is not None and self.file.exists():
+            self._load()
+            kept = self._rounds()
+        for kind in reversed(KINDS):
+            if accepted != NEVER and kept.get(kind) == accepted:
+                state = unpack(arrays_of(self.context.state, f"feddpc.{kind}"), w.device)
+                self._put("settled", accepted, state)
+                return state
+        if accepted != NEVER:
+            log(WARNING, "this client's memory of round %d is lost: it starts from the initial one", accepted)
+        return fresh
+
+    def hold(self, round: int, state: State) -> None:
+        """Keep the memory after ``round`` as pending."""
+        if not state:
+            return
+        self._put("pending", round, state)
+        if self.file is None:
+            return
+        make_folder(self.file.parent)
+        kept = self._rounds()
+        save_model(
+            self.file,
+            {
+                f"{kept[kind]}.{key}": value
+                for kind in KINDS
+                if kind in kept
+                for key, value in unpack(arrays_of(self.context.state, f"feddpc.{kind}")).items()
+            },
+        )
+
+    def _load(self) -> None:
+        assert self.file is not None
+        by_round: dict[int, State] = {}
+        for name, value in load_model(self.file).items():
+            tag, _, key = name.partition(".")
+            if not (tag.isascii() and tag.isdecimal() and len(tag) < 19):  # a round, as `hold` writes it
+                raise RunFolderError(f"{self.file} is no memory of a client (it holds {name!r}): remove it")
+            by_round.setdefault(int(tag), {})[key] = value
+        for kind, round in zip(reversed(KINDS), sorted(by_round, reverse=True), strict=False):
+            self._put(kind, round, by_round[round])
+
+    def _rounds(self) -> dict[str, int]:
+        found = self.context.state.get("feddpc.rounds")
+        return {k: int(v) for k, v in found.items()} if isinstance(found, ConfigRecord) else {}  # type: ignore[arg-type]
+
+    def _put(self, kind: str, round: int, state: State) -> None:
+        self.context.state[f"feddpc.{kind}"] = pack(state)
+        self.context.state["feddpc.rounds"] = ConfigRecord({**self._rounds(), kind: round})

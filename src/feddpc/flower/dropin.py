@@ -1,15 +1,13 @@
-"""Stand-ins for Flower's FedAvg: methods whose clients run plain local SGD, with client apps as they are."""
+"""Drop-in replacements for Flower's FedAvg: methods whose clients run plain local SGD, with unchanged client apps."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -23,30 +21,31 @@ from feddpc import methods
 from feddpc.checks import check_int, check_positive
 from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.flower.base import NEVER, Ints, MethodStrategy
-from feddpc.flower.buffers import POLICIES, BufferMean, Numbers, find_buffers, read_buffers
-from feddpc.flower.plain import cohort_of, knows_clients, sends_plain_updates, streams
-from feddpc.flower.screening import Bounds, Refusal, alike, sift, too_few
-from feddpc.flower.wire import Layout, RefusedError, only_record
-from feddpc.flower.wrappers import refuse_privacy_wrappers
-from feddpc.methods.base import Cohort, Method, State
-from feddpc.methods.feddpc import Stream
+from feddpc.flower.layout import POLICIES, BufferMean, Layout, Numbers, find_buffers, read_buffers
+from feddpc.flower.messages import RefusedError, only_record
+from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received, Summary
+from feddpc.flower.rounds import NEVER, Ints, Policies, StepOutcome, trial_cohort
+from feddpc.flower.screening import Bounds, averageable, screen_replies
+from feddpc.methods._feddpc_forms import Stream
+from feddpc.methods.base import DATA_HOOKS, ClientContext, Cohort, Method, State, overrides
 from feddpc.robust.config import complete_policies, defense_of
-from feddpc.round.server_step import StepOutcome, apply_step, server_step
 
-MANY = 1 << 31  #: a population nobody counts
+#: A population that is not counted.
+MANY = 1 << 31
+#: The hooks of a method's client half, except ``broadcast`` and ``finish``.
+CLIENT_HOOKS = ("start", "objective", "correct", "step", "init_client", "probes", "surveys", "probe_mask", "train_mask")
 
 
-class PlainStrategy(MethodStrategy):
+class DropInStrategy(MethodStrategy):
     """A method in the place of Flower's ``FedAvg``; clients answer with weights, as they did before.
 
     Args of Flower's ``FedAvg`` come first and keep their names and order; further:
-        server_lr: the server's rate over the clients', eta_g / eta_l; 1 applies the method's step as it is.
+        server_lr: the server's rate over the clients', eta_g / eta_l; 1 applies the method's step unchanged.
         weighting: ``uniform``, as in the papers, or ``samples``, by the count that replies carry, as in Flower.
         population: how many clients there are; for methods that remember every client.
         min_replies, max_void_rounds, max_norm, max_examples, folder: see ``docs/flower.md``.
         rule, rule_options: a robust rule in the place of the mean, see ``docs/attacks.md``.
-        screen: ``{"norm": 5}`` turns away updates longer than five median norms of late.
+        screen: ``{"norm": 5}`` turns away updates longer than five times the recent median norm.
         buffers: what happens to arrays that are not trained, such as BatchNorm's statistics: ``average`` takes their
             mean over clients (of whole numbers the largest), ``local`` leaves them to the clients, ``refuse`` refuses
             models that have some.
@@ -86,42 +85,58 @@ class PlainStrategy(MethodStrategy):
         **hyper: Any,
     ) -> None:
         given = locals()
-        flower = {name: given[name] for name in inspect.signature(FedAvg).parameters}
         if "form" in get_type_hints(self.made_from) and streams(self.made_from):
             hyper.setdefault("form", "streaming")
-        method = methods.create(self.made_from.name, **hyper)
-        bounds = Bounds(max_norm, max_examples)
+        robust = Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {}))
+        names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
         super().__init__(
-            method,
-            bounds=bounds,
+            methods.create(self.made_from.name, **hyper),
+            WeightsExchange(server_lr, weighting, population, complete_policies(robust), buffers, names),
+            bounds=Bounds(max_norm, max_examples),
             min_replies=min_replies,
             max_void_rounds=max_void_rounds,
             folder=folder,
-            flower=flower,
+            flower={name: given[name] for name in inspect.signature(FedAvg).parameters},
         )
-        self.server_lr, self.weighting = check_positive("server_lr", server_lr), weighting
-        self._population = None if population is None else check_int("population", population, 1)
-        self._wary = complete_policies(
-            Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {}))
-        )
-        self.defense = defense_of(self._wary)
-        self.buffers = buffers
-        self.buffer_names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
-        self._clients: dict[int, int] = {}
-        self._sampled = False  # whether a round has been sampled since the run began
-        self._check()
 
-    def _check(self) -> None:
+
+class WeightsExchange(Exchange):
+    """The exchange with clients that receive weights and return weights and metrics, as for Flower's FedAvg."""
+
+    reports_empty_rounds = False
+
+    def __init__(
+        self,
+        server_lr: float,
+        weighting: str,
+        population: int | None,
+        robust: Config,
+        buffers: str,
+        buffer_names: list[str],
+    ) -> None:
+        self.server_lr, self.weighting, self.robust = check_positive("server_lr", server_lr), weighting, robust
+        self.clients = None if population is None else check_int("population", population, 1)
+        self.policies = Policies(defense_of(robust))
+        self.buffer_policy, self.buffer_names = buffers, buffer_names
+        self.client_of: dict[int, int] = {}  #: client number of every node seen
+        self.buffers: dict[str, Array] = {}
+        self._buffer_mean = BufferMean()
+        self._stream: Stream | None = None
+        self._examples: dict[int, int] = {}
+        self._sampled = False  # whether a round has been sampled since the run began
+
+    def bind(self, strategy: MethodStrategy) -> None:
+        """Refuse methods and settings that do not work with an unchanged client app."""
+        super().bind(strategy)
         method = self.method
         if not sends_plain_updates(method):
             raise BadInputError(
                 f"{method.name} with {method.hyper()} has a client half of its own: use feddpc.flower.strategy and "
                 "client_app"
             )
-        if self.buffers not in POLICIES:
-            raise BadInputError(f"buffers = {self.buffers!r}: must be one of {', '.join(map(repr, POLICIES))}")
-        known = knows_clients(method)
-        if known and self._population is None:
+        if self.buffer_policy not in POLICIES:
+            raise BadInputError(f"buffers = {self.buffer_policy!r}: must be one of {', '.join(map(repr, POLICIES))}")
+        if knows_clients(method) and self.clients is None:
             raise BadInputError(f"{method.name} remembers every client: say how many there are, population=...")
         if self.weighting not in ("uniform", "samples"):
             raise BadInputError(f"weighting = {self.weighting!r}: must be 'uniform' or 'samples'")
@@ -129,227 +144,226 @@ class PlainStrategy(MethodStrategy):
             raise BadInputError(
                 f"{method.name} with weighting='samples' needs the sizes of clients that never came: use 'uniform'"
             )
-        w, n = torch.ones(2), self._population or 2
-        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, cohort_of(1, n, method, w))
+        w, n = torch.ones(2), self.clients or 2
+        cohort = trial_cohort(1, n, method.init_slot(w))
+        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, cohort)
         if not bool(step.update.isfinite().all()):
             raise BadInputError(
                 f"{method.name} with {method.hyper()} needs every client's number of local steps, which a client app "
                 "of Flower does not tell: use feddpc.flower.strategy and client_app"
             )
 
+    # Before the first round.
+
     def describe(self, rounds: int) -> Config:
-        """Say what is known; the clients' own settings are not."""
+        """Return what is known; the clients' own settings are not."""
         known = {"method": self.method.name, "hyper": self.method.hyper(), "weighting": self.weighting}
         rates = {"lr": 1.0, "server_lr": self.server_lr}  # updates are taken as they come
-        clients = {"clients": self._population or 1, "cohort": 1}
-        guards = {key: getattr(self._wary, key) for key in ("rule", "rule_options", "screen")}
+        clients = {"clients": self.clients or 1, "cohort": 1}
+        robust = {key: getattr(self.robust, key) for key in ("rule", "rule_options", "screen")}
         names = dict.fromkeys(("engine", "data", "model"), "flower")
-        return Config.read({**known, **rates, **clients, **guards, **names, "rounds": rounds})
+        return Config.read({**known, **rates, **clients, **robust, **names, "rounds": rounds})
+
+    def population(self) -> int:
+        """Return the number of clients, or a number that is never reached."""
+        return self.clients or MANY
 
     def make_layout(self, arrays: ArrayRecord) -> Layout:
-        """Return which arrays are parameters and how they lie in a vector; the others are buffers."""
+        """Return which arrays are parameters and how they map to a vector; the others are buffers."""
+        self._sampled = False
         names = find_buffers(arrays, self.buffer_names)
         if names:
             self._check_buffers(names)
         if len(names) == len(arrays):
             raise BadInputError("the model has no parameters, only buffers: give the arrays of a whole state dict")
-        return Layout(arrays, names, optional=self.buffers == "local")
+        return Layout(arrays, names, optional=self.buffer_policy == "local")
 
     def _check_buffers(self, names: list[str]) -> None:
-        """Refuse buffers where they are not wanted, and where their mean would get round a defense."""
+        """Refuse buffers where they are not wanted, and where averaging them would bypass a defense."""
         groups = "convert the model with feddpc.models.to_groupnorm"
-        if self.buffers == "refuse":
+        if self.buffer_policy == "refuse":
             raise BadInputError(f"buffers = 'refuse', and array {names[0]!r} of the model is one: {groups}")
-        bounds = {"rule": self._wary.rule != "mean", "screen": self._wary.screen, "max_norm": self.bounds.max_norm}
-        if self.buffers == "average" and (given := [name for name, value in bounds.items() if value]):
+        robust, max_norm = self.robust, self.strategy.bounds.max_norm
+        bounds = {"rule": robust.rule != "mean", "screen": robust.screen, "max_norm": max_norm}
+        if self.buffer_policy == "average" and (given := [name for name, value in bounds.items() if value]):
             raise BadInputError(
                 f"buffers = 'average' with {' and '.join(given)}: these judge updates and do not see buffers such as "
                 f"{names[0]!r}, so that one client could set them at will. Use buffers = 'local', or {groups}"
             )
 
-    def begin(self, arrays: ArrayRecord, rounds: int) -> None:
-        """Set the first model, or take the state from ``folder`` if a run is there; buffers are a part of both."""
-        self._sampled = False
-        super().begin(arrays, rounds)
-        if self.buffers == "average":
-            stored = {n: self.now.watched.get(_key(n)) for n in self.layout.buffers}
-            self._buffers |= {n: Array(values.numpy()) for n, values in stored.items() if values is not None}
-
-    def read_model(self, arrays: ArrayRecord) -> Tensor:
-        """Return the parameters of a model as a vector, and take its buffers over."""
-        w = super().read_model(arrays)
-        if self.buffers == "average":
+    def set_buffers(self, arrays: ArrayRecord) -> None:
+        """Take the buffers of a model."""
+        if self.buffer_policy == "average":
             try:
-                read_buffers(self.layout, arrays)
+                read_buffers(self.strategy.layout, arrays)
             except RefusedError as error:
                 raise BadInputError(
                     f"buffer of the model: {error}; give a finite model, or buffers = 'local'"
                 ) from None
-        self._buffers = {name: arrays[name] for name in self.layout.buffers}
-        return w
+        self.buffers = {name: arrays[name] for name in self.strategy.layout.buffers}
 
-    def _keep_buffers(self, mean: BufferMean) -> None:
-        """Take new buffers; a checkpoint keeps them with what else a server remembers."""
-        self._buffers |= mean.arrays(self.layout)
-        kept = {_key(n): torch.from_numpy(np.array(self._buffers[n].numpy())) for n in mean.values}
-        self.now.watched = {**self.now.watched, **kept}
-
-    @functools.cached_property
-    def _buffer(self) -> Tensor:
-        """Room for one update, used for all: fresh memory costs as much as the arithmetic."""
-        return torch.empty_like(self.now.w)
-
-    def population(self) -> int:
-        """How many clients there are, or more than there will ever be."""
-        return self._population or MANY
+    def restore_buffers(self) -> None:
+        """Take buffers from a checkpoint, if it has some."""
+        if self.buffer_policy == "average":
+            stored = {n: self.state.watched.get(_key(n)) for n in self.strategy.layout.buffers}
+            self.buffers |= {n: Array(values.numpy()) for n, values in stored.items() if values is not None}
 
     def prepare(self, grid: Grid) -> None:
         """Remember which node was which client."""
-        ids, table = self.now.clients.export()
+        ids, table = self.state.clients.export()
         nodes = table["node"].tolist() if len(ids) else []
-        self._clients = {int(n) % (1 << 64): int(c) for c, n in zip(ids.tolist(), nodes, strict=True)}
+        self.client_of = {int(n) % (1 << 64): int(c) for c, n in zip(ids.tolist(), nodes, strict=True)}
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    # Every round.
+
+    def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Sample nodes as Flower does and send them the model."""
-        self._began = time.perf_counter()
-        refuse_privacy_wrappers(self)
-        if self.progress is None:
-            self.begin(arrays, server_round)
-        elif arrays is not self._arrays:  # somebody else changed the model
-            self.now.w, self._arrays = self.read_model(arrays), arrays
-        if self.fraction_train:
-            sample_nodes(grid, self.min_available_nodes, 0)  # wait for the nodes before a fraction is taken of them
-        here = list(grid.get_node_ids())
-        self._name(here)
-        self._refuse_strangers(grid)
-        self._sent = list(super().configure_train(self._offset + server_round, arrays, config, grid))
-        if not self._sampled and self.fraction_train:
-            self._refuse_small_sample(len(here))
-        self._sampled = True
-        return self._sent
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Form the updates, let the method's server rule move the model, and average the metrics."""
-        t = self._offset + server_round
-        sampled = [message.metadata.dst_node_id for message in self._sent]
-        self._name(sampled)
-        nodes = {node: self._clients[node] for node in sampled}
-        one_by_one = getattr(self.method, "form", None) == "streaming" and self.defense is None
-        # Flower hands over a list. A grid that brings replies one by one lets the server forget each of them at once.
-        arriving = one_by_one and not isinstance(replies, list)
-        stream = Stream(self.method, self.now.server["delta"]) if arriving else None  # type: ignore[arg-type]
-        mean = BufferMean()
-        good, refused = sift(replies, self._sent, nodes, t, partial(self._read, stream, mean))
-        ids = np.array(list(good), dtype=np.int64)
-        silent = set(nodes.values()) - set(good) - {r.client for r in refused}
-        if len(good) < self.min_replies:
-            refused += too_few(t, ids, {client: node for node, client in nodes.items()}.get, self.min_replies)
-            return self._close_void_round(t, silent, refused, self.no_quorum() if self.fraction_train else None)
-        again = partial(self._gathered, t, {client: reply.examples for client, reply in good.items()})
-        if stream is not None:
-            served: StepOutcome | None = StepOutcome(
-                torch.ones(len(ids), dtype=torch.bool), again(ids), stream.step(self.server_lr)
-            )
+        strategy = self.strategy
+        if strategy.state is None:
+            strategy.begin(arrays, t)
         else:
-            arrays = [reply.arrays for reply in good.values()]
-            updates = Updates(self.now.w, self.layout, arrays, self._buffer if one_by_one else None)
-            up: State = {"delta": updates if one_by_one else torch.stack(list(updates))}  # type: ignore[dict-item]
-            served = server_step(self.method, self.now, up, again(ids), again, self.defense, least=self.min_replies)
-        named = {client: node for node, client in nodes.items()}
-        ids, turned_away = self.chosen(t, ids, served, named)
-        refused += turned_away
-        if served is None:
-            return self._close_void_round(t, silent, refused, self.no_quorum_within_bound())
-        if stream is None:
-            for client, weight in zip(ids.tolist(), served.cohort.weights.tolist(), strict=True):
-                mean.add(self._read_buffers(good[client].arrays), weight)
-        self._keep_buffers(mean)
-        usable = alike([good[client].content for client in ids.tolist()])
-        metrics = self.train_metrics_aggr_fn(usable, self.weighted_by_key) if usable else MetricRecord()
-        notes = apply_step(self.now, ids, served.step)
-        self.accept(t, ids, named)
-        record = self.keep(t, ids, silent, refused, notes=notes)
-        metrics.update({"replies": len(ids), **record.notes})
-        return self.arrays(), metrics
+            strategy.set_model(arrays)
+        if strategy.fraction_train:
+            sample_nodes(grid, strategy.min_available_nodes, 0)  # wait for the nodes before a fraction is taken of them
+        connected = list(grid.get_node_ids())
+        self._number(connected)
+        self._refuse_unknown_nodes(grid)
+        sent = strategy.flower_train_messages(t, arrays, config, grid)
+        if not self._sampled and strategy.fraction_train:
+            self._refuse_small_sample(len(sent), len(connected))
+        self._sampled = True
+        return sent
 
-    def _close_void_round(
-        self, t: int, silent: set[int], refused: list[Refusal], void: str | None
-    ) -> tuple[None, None]:
-        """Close a round in which no reply counts."""
-        self.now.server = self.method.on_empty_round(self.now.server)
-        self.keep(t, np.zeros(0, np.int64), silent, refused, void=void)
-        return None, None
+    def receive(self, t: int, replies: Iterable[Message]) -> Received:
+        """Screen the replies. If they arrive one by one, a streaming method takes each at once and forgets it."""
+        sent = self.strategy.sent
+        sampled = [message.metadata.dst_node_id for message in sent]
+        self._number(sampled)
+        clients = {node: self.client_of[node] for node in sampled}
+        # Flower hands over a list; a grid may hand over an iterator.
+        arriving = self._one_by_one and not isinstance(replies, list)
+        self._stream = Stream(self.method, self.state.server["delta"]) if arriving else None  # type: ignore[arg-type]
+        self._buffer_mean = BufferMean()
+        good, refused = screen_replies(replies, sent, clients, t, self._read)
+        self._examples = {client: reply.examples for client, reply in good.items()}
+        return Received(
+            ids=np.array(list(good), dtype=np.int64),
+            nodes={client: node for node, client in clients.items()},
+            refused=refused,
+            dropped=set(clients.values()) - set(good) - {r.client for r in refused},
+            uploads=list(good.values()),
+            expected=bool(self.strategy.fraction_train),
+        )
 
-    def _refuse_small_sample(self, nodes: int) -> None:
-        """Say at once if fewer nodes are sampled than must answer."""
-        sampled, least = len(self._sent), self.min_replies
+    def cohort(self, t: int, ids: Ints) -> Cohort:
+        """Return what replies say about clients ``ids``; the numbers of their local steps are unknown."""
+        counts = np.array([self._examples[client] for client in ids.tolist()], dtype=np.float64)
+        weights = counts / counts.sum() if self.weighting == "samples" else np.full(len(ids), 1 / max(len(ids), 1))
+        return Cohort(
+            round=t,
+            clients=torch.from_numpy(ids),
+            population=self.clients or len(ids),
+            weights=torch.from_numpy(weights),
+            steps=torch.full((len(ids),), torch.nan, dtype=torch.float64),
+            client_lr=1.0,
+            server_lr=self.server_lr,
+            slots=self.state.slots.read(ids),
+            samples=torch.from_numpy(counts) if self.weighting == "samples" else None,
+        )
+
+    def stack(self, received: Received) -> State:
+        """Return the updates, stacked; or one at a time, if the method can take them so."""
+        one_by_one, arrays = self._one_by_one, [reply.arrays for reply in received.uploads]
+        updates = Updates(self.state.w, self.strategy.layout, arrays, self._workspace if one_by_one else None)
+        return {"delta": updates if one_by_one else torch.stack(list(updates))}  # type: ignore[dict-item]
+
+    def step(self, t: int, received: Received) -> StepOutcome | None:
+        """Return the server's step, for a stream from the updates that it has already taken."""
+        if self._stream is None:
+            return super().step(t, received)
+        good = torch.ones(len(received.ids), dtype=torch.bool)
+        step = self._stream.step(self.server_lr)
+        return StepOutcome(good, self.cohort(t, received.ids), step, self.state.watched)
+
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
+        """Average the buffers and the metrics of the clients that count."""
+        replies = dict(zip(received.ids.tolist(), received.uploads, strict=True))
+        if self._stream is None:
+            for client, weight in zip(ids.tolist(), outcome.cohort.weights.tolist(), strict=True):
+                self._buffer_mean.add(self._read_buffers(replies[client].arrays), weight)
+        mean = self._buffer_mean
+        self.buffers |= mean.arrays(self.strategy.layout)
+        kept = {_key(n): torch.from_numpy(np.array(self.buffers[n].numpy())) for n in mean.values}
+        self.state.watched = {**self.state.watched, **kept}  # so that a checkpoint has them
+        self._stream, self._buffer_mean = None, BufferMean()  # free their memory until the next round
+        usable, strategy = averageable([replies[client].content for client in ids.tolist()]), self.strategy
+        return Summary(metrics=strategy.train_metrics_aggr_fn(usable, strategy.weighted_by_key) if usable else {})
+
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether the method's server takes updates one at a time."""
+        return getattr(self.method, "form", None) == "streaming" and self.policies.defense is None
+
+    @functools.cached_property
+    def _workspace(self) -> Tensor:
+        """Memory for one update, used for all: new memory costs as much time as the arithmetic."""
+        return torch.empty_like(self.state.w)
+
+    def _read_buffers(self, arrays: ArrayRecord) -> dict[str, Numbers]:
+        return read_buffers(self.strategy.layout, arrays) if self.buffer_policy == "average" else {}
+
+    def _read(self, client: int, content: RecordDict) -> Reply:
+        """Check a reply; with a stream, the update and the buffers go there, and the arrays are forgotten."""
+        if self.clients is not None and client >= self.clients:
+            raise RefusedError(f"there are {self.clients} clients already: begin again with a larger population")
+        strategy = self.strategy
+        arrays = only_record(content, ArrayRecord)
+        strategy.bounds.check("the update", strategy.layout.update(self.state.w, arrays, self._workspace))
+        examples = strategy.bounds.examples(only_record(content, MetricRecord).get(strategy.weighted_by_key))
+        buffers = self._read_buffers(arrays)
+        strategy.log_cast(arrays, strategy.layout.dtypes)
+        if self._stream is None:
+            return Reply(content, arrays, examples)
+        weight = float(examples) if self.weighting == "samples" else 1.0
+        self._stream.add(self._workspace, weight)
+        self._buffer_mean.add(buffers, weight)
+        light = RecordDict({key: record for key, record in content.items() if isinstance(record, MetricRecord)})
+        return Reply(light, ArrayRecord(), examples)
+
+    # Nodes and clients.
+
+    def _number(self, nodes: Iterable[int]) -> None:
+        """Give new nodes client numbers; a checkpoint keeps them."""
+        new = sorted(set(nodes) - self.client_of.keys())
+        ids = np.arange(len(self.client_of), len(self.client_of) + len(new))
+        self.client_of |= dict(zip(new, ids.tolist(), strict=True))
+        self.strategy.mark_accepted(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
+
+    def _refuse_small_sample(self, sampled: int, nodes: int) -> None:
+        """Raise if fewer nodes are sampled than must answer."""
+        least, strategy = self.strategy.min_replies, self.strategy
         if sampled >= least:
             return
         raised = f"fraction_train to at least {least / nodes:.3g} or min_train_nodes to {least}"
         more = raised if least <= nodes else f"the number of nodes to {least}"
         raise BadInputError(
             f"min_replies = {least}, but {sampled} of {nodes} nodes are sampled per round (fraction_train = "
-            f"{self.fraction_train}, min_train_nodes = {self.min_train_nodes}), so no round could count: lower "
+            f"{strategy.fraction_train}, min_train_nodes = {strategy.min_train_nodes}), so no round could count: lower "
             f"min_replies to at most {sampled}, or raise {more}"
         )
 
-    def _refuse_strangers(self, grid: Grid) -> None:
-        """Say at once if nobody of those connected can be one of the clients that this run remembers."""
-        here, n = {self._clients[node] for node in grid.get_node_ids()}, self._population
-        if n is not None and here and min(here) >= n:
+    def _refuse_unknown_nodes(self, grid: Grid) -> None:
+        """Raise if no connected node can be one of the clients that this run remembers."""
+        connected, n = {self.client_of[node] for node in grid.get_node_ids()}, self.clients
+        if n is not None and connected and min(connected) >= n:
             raise BadInputError(
-                f"this run knows {n} clients by the ids of their nodes, and all that are here have other ids: start "
+                f"this run knows {n} clients by the ids of their nodes, and all connected nodes have other ids: start "
                 "nodes with keys of their own and the SuperLink with --database, so that ids stay, or begin a new run"
             )
 
-    def _name(self, nodes: Iterable[int]) -> None:
-        """Number nodes that are new; a checkpoint keeps the numbers."""
-        new = sorted(set(nodes) - self._clients.keys())
-        ids = np.arange(len(self._clients), len(self._clients) + len(new))
-        self._clients |= dict(zip(new, ids.tolist(), strict=True))
-        self.accept(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
-
-    def _read_buffers(self, arrays: ArrayRecord) -> dict[str, Numbers]:
-        return read_buffers(self.layout, arrays) if self.buffers == "average" else {}
-
-    def _read(self, stream: Stream | None, mean: BufferMean, client: int, content: RecordDict) -> Reply:
-        """Check a reply; with a stream, its update and its buffers go there and the arrays are forgotten."""
-        if self._population is not None and client >= self._population:
-            raise RefusedError(f"there are {self._population} clients already: begin again with a larger population")
-        arrays = only_record(content, ArrayRecord)
-        self.bounds.check("the update", self.layout.update(self.now.w, arrays, self._buffer))
-        examples = self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
-        buffers = self._read_buffers(arrays)
-        self.log_cast(arrays, self.layout.dtypes)
-        if stream is None:
-            return Reply(content, arrays, examples)
-        weight = float(examples) if self.weighting == "samples" else 1.0
-        stream.add(self._buffer, weight)
-        mean.add(buffers, weight)
-        light = RecordDict({key: record for key, record in content.items() if isinstance(record, MetricRecord)})
-        return Reply(light, ArrayRecord(), examples)
-
-    def _gathered(self, t: int, examples: Mapping[int, int], ids: Ints) -> Cohort:
-        counts = np.array([examples[client] for client in ids.tolist()], dtype=np.float64)
-        weights = counts / counts.sum() if self.weighting == "samples" else np.full(len(ids), 1 / len(ids))
-        return Cohort(
-            round=t,
-            clients=torch.from_numpy(ids),
-            population=self._population or len(ids),
-            weights=torch.from_numpy(weights),
-            steps=torch.full((len(ids),), torch.nan, dtype=torch.float64),  # nobody tells
-            client_lr=1.0,
-            server_lr=self.server_lr,
-            slots=self.now.slots.read(ids),
-        )
-
 
 def _key(name: str) -> str:
-    """Return under what name a checkpoint keeps a buffer."""
+    """Return the name of a buffer in a checkpoint."""
     return f"buffers/{name}"
 
 
@@ -364,7 +378,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Updates:
-    """The updates of a cohort, each made when it is asked for; with ``into``, in the place of the one before."""
+    """The updates of a cohort, each computed when it is asked for; with ``into``, in the memory of the one before."""
 
     w: Tensor
     layout: Layout
@@ -375,22 +389,54 @@ class Updates:
         return (self.layout.update(self.w, reply, self.into) for reply in self.replies)
 
 
+def sends_plain_updates(method: Method) -> bool:
+    """Return whether clients of ``method`` run plain local SGD and send only their update.
+
+    >>> [sends_plain_updates(methods.create(name)) for name in ("feddpc", "fedprox", "mifa")]
+    [True, False, True]
+    >>> sends_plain_updates(methods.create("feddpc", form="client"))
+    False
+    """
+    if any(overrides(method, hook) for hook in (*CLIENT_HOOKS, *DATA_HOOKS)):
+        return False
+    w, y = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
+    # Whether these two do something of their own may depend on hyper-parameters: call them.
+    if overrides(method, "broadcast") and method.broadcast(w, method.init_server(w, 2), {}, trial_cohort(2)):
+        return False
+    up, own = method.finish(y, ClientContext(w, {}, {}, 0.1, torch.tensor(1.0)))
+    return not own and up.keys() == {"delta"} and torch.equal(up["delta"], w - y)
+
+
+def knows_clients(method: Method) -> bool:
+    """Return whether the server of ``method`` stores something per client, so that it must know how many there are."""
+    w = torch.zeros(2)
+    try:
+        few, many = ({k: v.shape for k, v in method.init_server(w, n).items()} for n in (10_000, 10_001))
+    except BadInputError:  # it asks for one particular number of clients
+        return True
+    return few != many or bool(method.init_slot(w))
+
+
+def streams(cls: type[Method]) -> bool:
+    """Return whether a method's server can take updates one at a time."""
+    return "streaming" in get_args(get_type_hints(cls)["form"])
+
+
 @functools.cache
-def dropins() -> dict[str, type[PlainStrategy]]:
+def dropins() -> dict[str, type[DropInStrategy]]:
     """Return the strategies by class name, one for every registered method that an unchanged client app can serve.
 
     >>> sorted(dropins())
     ['ClusterFedVARP', 'FedAvg', 'FedDPC', 'FedExP', 'FedVARP', 'MIFA']
     """
     plain = [methods.get(name) for name in methods.names() if sends_plain_updates(methods.get(name)())]
-    return {cls.__name__: _made(cls) for cls in plain}
+    return {cls.__name__: _make_strategy(cls) for cls in plain}
 
 
-def _made(cls: type[Method]) -> type[PlainStrategy]:
-    own = [p for n, p in inspect.signature(PlainStrategy.__init__).parameters.items() if n not in ("self", "hyper")]
+def _make_strategy(cls: type[Method]) -> type[DropInStrategy]:
+    own = [p for n, p in inspect.signature(DropInStrategy.__init__).parameters.items() if n not in ("self", "hyper")]
     kind = inspect.Parameter.KEYWORD_ONLY
     hyper = [inspect.Parameter(f.name, kind, default=f.default, annotation=f.type) for f in fields(cls)]
-    doc = f"{cls.title} in the place of Flower's FedAvg.\n\n{inspect.cleandoc(PlainStrategy.__doc__ or '')}"
+    doc = f"{cls.title} in the place of Flower's FedAvg.\n\n{inspect.cleandoc(DropInStrategy.__doc__ or '')}"
     about = {"made_from": cls, "__doc__": doc, "__module__": "feddpc.flower"}
-    made = type(cls.__name__, (PlainStrategy,), about | {"__signature__": inspect.Signature([*own, *hyper])})
-    return made
+    return type(cls.__name__, (DropInStrategy,), about | {"__signature__": inspect.Signature([*own, *hyper])})

@@ -1,4 +1,4 @@
-"""Every reply is looked at on its own before any arithmetic: one that cannot be used costs its sender a vote."""
+"""Screening of replies: each one is checked on its own before any arithmetic, and a bad one costs only its sender."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from dataclasses import dataclass
 from logging import WARNING
 from typing import TypeVar
 
-import numpy as np
 import torch
 from flwr.app import Message, Metadata, MetricRecord, RecordDict
 from flwr.common.logger import log
-from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.checks import check_int, check_positive
 from feddpc.errors import FeddpcError
-from feddpc.flower.wire import REFUSED, REPLY, RefusedError, only_record
+from feddpc.flower.messages import REFUSED, REPLY, RefusedError, only_record
 from feddpc.methods._algebra import square
 
 T = TypeVar("T")
-#: How many characters of a foreign node's words are kept.
+#: How many characters of a text from another node are kept.
 SHORT = 500
 #: How many reasons of a void round, and names of nodes per reason, an error lists.
 LISTED = 20
@@ -44,7 +42,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a reply may say: the longest vector (None: what its type can square), and the most examples."""
+    """Limits for a reply: the largest norm of a vector (None: what its type can square), and the most examples."""
 
     max_norm: float | None = None
     max_examples: int = 10**9
@@ -59,7 +57,7 @@ class Bounds:
 
         >>> Bounds(max_norm=1.0).check("delta", torch.tensor([3.0, 4.0]))
         Traceback (most recent call last):
-        feddpc.flower.wire.RefusedError: delta has norm 5, more than 1
+        feddpc.flower.messages.RefusedError: delta has norm 5, more than 1
         """
         if not value.is_floating_point():
             return
@@ -78,18 +76,18 @@ class Bounds:
         return int(number)
 
 
-def sift(
+def screen_replies(
     replies: Iterable[Message],
     sent: Iterable[Message],
     clients: Mapping[int, int],
     round: int,
     read: Callable[[int, RecordDict], T],
 ) -> tuple[dict[int, T], list[Refusal]]:
-    """Return what ``read`` makes of the replies that can be used, by client in rising order, and the others.
+    """Return what ``read`` returns for usable replies, by client in rising order, and the other replies as refusals.
 
-    ``clients`` maps nodes to clients, and ``sent`` are the messages to answer. A reply must come from the node that was
-    asked, in the round in which it was asked, and once. Errors name no node when that node is gone: then the message
-    that they answer tells.
+    ``clients`` maps nodes to clients, and ``sent`` are the messages to answer. A reply must come from a node that was
+    asked, in the round in which it was asked, and once. An error reply for a node that is gone does not name the node;
+    the message that it answers does.
     """
     good: dict[int, T] = {}
     refused: list[Refusal] = []
@@ -108,12 +106,12 @@ def sift(
                 raise RefusedError(f"it answers for round {about.group_id or 'none'}, not {round}")
             if client in good:
                 raise RefusedError("it answered already")
-            told = reply.content.get(REPLY)
-            if told is not None and REFUSED in told:
-                raise RefusedError(f"the node says: {told[REFUSED]!s}")
+            header = reply.content.get(REPLY)
+            if header is not None and REFUSED in header:
+                raise RefusedError(f"the node says: {header[REFUSED]!s}")
             good[client] = read(client, reply.content)
         except RefusedError as error:
-            reason = in_short(str(error))
+            reason = shorten(str(error))
             refused.append(Refusal(round, node, client, reason))
             log(WARNING, "round %d: the reply of node %d (client %s) does not count: %s", round, node, client, reason)
     return dict(sorted(good.items())), refused
@@ -123,12 +121,6 @@ def _addressee(about: Metadata, sent: list[Message]) -> int:
     """Return the node that was sent the message which this one answers."""
     asked = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     return asked.get(about.reply_to_message_id, about.src_node_id)
-
-
-def too_few(t: int, ids: NDArray[np.int64], node: Callable[[int], int | None], least: int) -> list[Refusal]:
-    """Return good replies of clients ``ids`` as refusals: there were not enough of them."""
-    reason = f"it could be used, but fewer than {least} could"
-    return [Refusal(t, node(client) or 0, client, reason) for client in ids.tolist()]
 
 
 def describe_void_round(refused: Iterable[Refusal], silent: Iterable[int]) -> str:
@@ -152,18 +144,18 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:LISTED])) + more
 
 
-def in_short(text: str) -> str:
-    """Return what a foreign node said so that it can be logged: not long, and without control characters.
+def shorten(text: str) -> str:
+    """Return a text from another node in a form that can be logged: not long, without control characters.
 
-    >>> in_short("a\\nb"), len(in_short("c" * 10_000))
+    >>> shorten("a\\nb"), len(shorten("c" * 10_000))
     ('a b', 605)
     """
     text = text if len(text) <= 2 * SHORT else f"{text[:SHORT]} ... {text[-SHORT // 5 :]}"
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def alike(contents: list[RecordDict]) -> list[RecordDict]:
-    """Return the replies with finite metrics of the most common names and kinds: only these can be averaged."""
+def averageable(contents: list[RecordDict]) -> list[RecordDict]:
+    """Return the replies with finite metrics of the most common names and lengths: only these can be averaged."""
     metrics = [only_record(content, MetricRecord) for content in contents]
     kinds = [
         tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in m.items())) if _finite(m) else None

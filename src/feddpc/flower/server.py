@@ -1,4 +1,4 @@
-"""Making strategies and server apps for any method."""
+"""Making strategies and server apps for any method, and what the server needs for them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,40 @@ import dataclasses
 import inspect
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from feddpc import methods
 from feddpc.config import PARTS, Config
 from feddpc.data import Dataset
-from feddpc.data.scaling import Scaler
+from feddpc.data.partition import Partition
+from feddpc.data.scaling import Scaler, make_scaler
 from feddpc.errors import BadInputError
-from feddpc.flower.federated import FederatedStrategy
-from feddpc.flower.holdings import Holdings, Reserve
+from feddpc.experiment import Setting
+from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.screening import Bounds
-from feddpc.methods.base import Method
+from feddpc.method_setup import adapt_module
+from feddpc.methods.base import Method, State
+from feddpc.methods.federated_data import FederatedData
+from feddpc.models import check_supported
+from feddpc.models.flat import Flat
 from feddpc.privacy.config import complete_privacy
 from feddpc.privacy.mechanism import check
 from feddpc.robust.config import complete_policies
+from feddpc.tasks.classification import Classification
 
-S = TypeVar("S", bound=FederatedStrategy)
+Array = NDArray[Any]
 #: Arguments of a strategy that no configuration file can hold.
 OBJECTS = ("model", "test", "reserve", "scaler", "config")
 #: Seconds that a server waits for its clients to come.
@@ -54,7 +66,7 @@ def strategy(
     wait: float = WAIT,
     reproducible: bool = False,
     **config: Any,
-) -> FederatedStrategy:
+) -> MethodStrategy:
     """Return a Flower strategy for any method, for nodes that run :func:`feddpc.flower.client_app`.
 
     Args:
@@ -97,16 +109,21 @@ def strategy(
         tested, classes = (data.x_test, data.y_test), data.classes
     if classes is None:
         raise BadInputError("how many classes there are is unknown: give classes=, or a test set")
-    holdings = Holdings(settings, method, copy.deepcopy(model), classes, tested, reserve, scaler, samples)
+    assets = ServerAssets(settings, method, copy.deepcopy(model), classes, tested, reserve, scaler, samples)
     flower = {
         "min_available_nodes": settings.clients if min_available_nodes is None else min_available_nodes,
         "fraction_evaluate": fraction_evaluate,
         "min_evaluate_nodes": 1,
     }
-    bounds = Bounds(max_norm, max_examples)
-    replies = {"bounds": bounds, "min_replies": min_replies, "max_void_rounds": max_void_rounds}
-    rest = {**replies, "folder": folder, "flower": flower}
-    return FederatedStrategy(holdings, wait=wait, secret=None if reproducible else secrets.randbits(128), **rest)
+    return MethodStrategy(
+        method,
+        ClientAppExchange(assets, wait=wait, secret=None if reproducible else secrets.randbits(128)),
+        bounds=Bounds(max_norm, max_examples),
+        min_replies=min_replies,
+        max_void_rounds=max_void_rounds,
+        folder=folder,
+        flower=flower,
+    )
 
 
 def server_app(
@@ -114,15 +131,15 @@ def server_app(
     *,
     rounds: int = 100,
     deadline: float = 3600.0,
-    on_result: Callable[[FederatedStrategy, Result], object] | None = None,
+    on_result: Callable[[MethodStrategy, Result], object] | None = None,
     **settings: Any,
 ) -> ServerApp:
     """Return a server app that runs ``rounds`` rounds of :func:`strategy`; ``settings`` are that function's.
 
-    The app's configuration (``[tool.flwr.app.config]``, or ``flwr run -c "rounds=5 hyper.lam=0.5"``) comes before what
-    is given here: its keys are those of the configuration, with - or _, ``hyper.NAME`` for hyper-parameters of whatever
-    method runs, ``feddpc.NAME`` for those of one method, which are left out when another runs, and ``privacy.clip``,
-    ``screen.norm``, ``faults.sign_flip`` for the options of a part.
+    The app's configuration (``[tool.flwr.app.config]``, or ``flwr run -c "rounds=5 hyper.lam=0.5"``) overrides these
+    arguments. Its keys are those of the configuration, with - or _; ``hyper.NAME`` is a hyper-parameter of any method,
+    ``feddpc.NAME`` one of a single method, ignored when another one runs; ``privacy.clip``, ``screen.norm`` and
+    ``faults.sign_flip`` are options of a part.
 
     Args:
         method: a method, or its name.
@@ -135,27 +152,27 @@ def server_app(
 
 
 def app_of(
-    make: Callable[..., S],
+    make: Callable[..., MethodStrategy],
     method: Method | str,
     rounds: int,
     deadline: float,
-    on_result: Callable[[S, Result], object] | None,
+    on_result: Callable[[MethodStrategy, Result], object] | None,
     settings: Mapping[str, Any],
 ) -> ServerApp:
-    """Return a server app that runs what ``make`` makes of a method, the settings and the app's configuration."""
+    """Return a server app that runs the strategy that ``make`` returns for the settings and the app's configuration."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        told: dict[str, Any] = {"method": method, "rounds": rounds, "deadline": deadline, **settings}
+        values: dict[str, Any] = {"method": method, "rounds": rounds, "deadline": deadline, **settings}
         named = method if isinstance(method, str) else None
         for key, value in from_run_config(context.run_config, named).items():
-            told[key] = {**told.get(key, {}), **value} if isinstance(value, dict) else value
-        if not isinstance(told["method"], str) and told.get("hyper"):
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+        if not isinstance(values["method"], str) and values.get("hyper"):
             raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
-        timeout = told.pop("deadline")
-        made = make(**told)
-        result = made.start(grid, made.initial_arrays(), num_rounds=told["rounds"], timeout=timeout)
+        timeout = values.pop("deadline")
+        made = make(**values)
+        result = made.start(grid, made.initial_arrays(), num_rounds=values["rounds"], timeout=timeout)
         if on_result is not None:
             on_result(made, result)
 
@@ -177,12 +194,171 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
         tables[method] = "hyper"
     known = {"client_lr", "deadline", *inspect.signature(strategy).parameters, *Config.__dataclass_fields__}
     known -= {*OBJECTS, *tables.values()}
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
         table, _, option = name.partition(".")
         if option and table in tables:
-            told.setdefault(tables[table], {})[option] = value
+            settings.setdefault(tables[table], {})[option] = value
         elif name in known and (name, value) != ("folder", ""):
-            told[name] = value
-    return told
+            settings[name] = value
+    return settings
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Samples that no client holds, by rising number, and the order in which the server drew them."""
+
+    x: Array
+    y: Array
+    order: Array
+
+    @classmethod
+    def of(cls, x: Array, y: Array, drawn: Array) -> Reserve:
+        """Return those of the samples ``x``, ``y`` whose numbers are ``drawn``."""
+        rising = np.sort(drawn)
+        return cls(x[rising], y[rising], np.searchsorted(rising, drawn))
+
+
+@dataclass(frozen=True)
+class ServerAssets:
+    """What the server itself has; ``samples`` counts the samples of all clients and of the reserve."""
+
+    config: Config
+    method: Method
+    module: nn.Module
+    classes: int
+    test: tuple[Array, Array] | None = None
+    reserve: Reserve | None = None
+    scaler: Scaler | None = None
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_supported(self.module)
+        if self.method.reserve and self.reserve is None:
+            raise BadInputError(
+                f"{self.method.name} hands samples of the server to the clients, but the server has none: give reserve="
+            )
+        if self.config.scaling == "channel" and self.scaler is None:
+            raise BadInputError("scaling = 'channel' needs the mean of all clients' data: use 'half', 'unit' or 'none'")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the model's numbers."""
+        return torch.float64 if self.config.precision == "float64" else torch.float32
+
+    @property
+    def reserved(self) -> int:
+        """How many samples the server has."""
+        return 0 if self.reserve is None else len(self.reserve.y)
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The network that is trained."""
+        network = adapt_module(self.method, self.module, self.config.seed) or self.module
+        return network.to(self.dtype)
+
+    @cached_property
+    def flat(self) -> Flat:
+        """The map between network and vector."""
+        return Flat(self.network)
+
+    def state_dict(self) -> State:
+        """Return the first model, by parameter, in the order of its vector."""
+        return self.flat.parameters(self.flat.vector())
+
+    @cached_property
+    def task(self) -> Classification | None:
+        """The network on the server's own samples, None if it has none."""
+        data = self.data(0)
+        if data is None:
+            return None
+        auto = "half" if data.is_image else "none"
+        scaling = auto if self.config.scaling == "auto" else self.config.scaling
+        scaler = self.scaler or make_scaler(scaling, data)
+        return Classification(self.network, data, scaler, dtype=self.dtype, half=self.config.precision == "bf16")
+
+    def evaluate(self, w: Tensor) -> tuple[float, float]:
+        """Return accuracy and loss of a model on the test set."""
+        if self.task is None or self.test is None:
+            return float("nan"), 0.0
+        return self.task.evaluate(w)
+
+    def data(self, elsewhere: int) -> Dataset | None:
+        """Return the server's samples as a data set, and placeholder labels for ``elsewhere`` samples of clients."""
+        if self.reserve is None and self.test is None:
+            return None
+        x_test, y_test = self.test or (self.reserve.x[:0], self.reserve.y[:0])  # type: ignore[union-attr]
+        # A network is tried out on one sample, so there must be one.
+        x, y = (self.reserve.x, self.reserve.y) if self.reserve is not None else (x_test[:1], y_test[:1])
+        y = np.concatenate([y, np.zeros(elsewhere, np.int64)])
+        return Dataset("server", x, y, x_test, y_test, self.classes)
+
+    def federated_data(self, clients: int, samples: int) -> FederatedData:
+        """Return a data set in which all samples except the server's are with the clients, only counted."""
+        data = self.data(max(samples - max(self.reserved, 1), 0))
+        if data is None:
+            raise BadInputError(
+                f"{self.method.name} must know what a sample looks like before round 1: give the server a test set"
+            )
+        return FederatedData(
+            data=data,
+            partition=Partition(np.zeros(0, np.int64), np.zeros(clients + 1, np.int64)),
+            seed=self.config.seed,
+            client_lr=self.config.lr,
+            batch_size=self.config.batch_size or 1,
+            device=torch.device("cpu"),
+            reserve=self.reserve.order if self.reserve is not None else np.zeros(0, np.int64),
+        )
+
+    def payload(self, client: int, extended: FederatedData | None, learned: Mapping[str, Tensor]) -> State:
+        """Return what client ``client`` is sent once, before its first round."""
+        given: State = {f"learned.{key}": value for key, value in learned.items()}
+        if self.reserve is not None and extended is not None:
+            mine = extended.partition[client]
+            at = np.unique(mine[mine < len(self.reserve.y)])
+            parts = {"x": self.reserve.x[at], "at": at, "y": self.reserve.y, "order": self.reserve.order}
+            given |= {f"reserve.{key}": torch.from_numpy(np.ascontiguousarray(part)) for key, part in parts.items()}
+        if self.config.scaling == "channel" and self.scaler is not None and self.scaler.terms is not None:
+            given |= dict(zip(("scaler.mean", "scaler.deviation"), self.scaler.terms, strict=True))
+        return given
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What ``server_app`` and ``client_app`` need for an experiment: the same data, clients, model and seeds."""
+
+    setting: Setting
+
+    def model(self) -> nn.Module:
+        """Return a copy of the network."""
+        return copy.deepcopy(self.setting.task.module)
+
+    def data(self, client: int, clients: int) -> tuple[Any, Any]:
+        """Return the samples and labels of one client."""
+        mine, data = self.setting.partition[client], self.setting.data
+        return data.x_train[mine], data.y_train[mine]
+
+    def server(self) -> dict[str, Any]:
+        """Return the arguments of ``strategy`` and ``server_app``, except the method."""
+        setting = self.setting
+        data, config = setting.data, setting.config
+        skip = ("method", "hyper", "engine", "device", "threads", "client_memory", "rounds")
+        return {
+            **{k: v for k, v in config.asdict().items() if k not in skip},
+            "model": self.model(),
+            "test": (data.x_test, data.y_test),
+            "classes": data.classes,
+            "reserve": Reserve.of(data.x_train, data.y_train, setting.reserve) if len(setting.reserve) else None,
+            "scaler": setting.task.scaler if config.scaling == "channel" else None,
+            "samples": len(data.y_train),
+        }
+
+    def client(self) -> dict[str, Any]:
+        """Return the arguments of ``client_app``."""
+        return {"model": self.model, "data": self.data}
+
+
+def dealt(setting: Setting) -> Dealt:
+    """Return an experiment of the simulator (from ``feddpc.experiment.prepare``) as the two halves of a federation."""
+    return Dealt(setting)

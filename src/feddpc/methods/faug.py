@@ -11,7 +11,7 @@ import torch
 
 from feddpc.methods import _gan
 from feddpc.methods.base import Costs, Method, State
-from feddpc.methods.federated_data import FederatedData, Ids
+from feddpc.methods.federated_data import Ask, FederatedData, Ids, ask_locally
 
 PROBED = 64  #: samples of a class, made and real, whose distances tell the generator's diversity
 
@@ -104,16 +104,20 @@ class FAug(Method):
 
     def learn(self, world: FederatedData) -> State:
         """The generator; how many samples and labels were sent; how diverse each class is, -1 where that is unknown."""
-        counts, data = world.counts(), world.data
+        return self.learn_by_asking(ask_locally(self, world), world, world.partition.sizes)
+
+    def learn_by_asking(self, ask: Ask, world: FederatedData, sizes: Ids) -> State:
+        """Train the generator on the samples that clients choose and send."""
+        answers = [{k: v.numpy() for k, v in answer.items()} for answer in ask("seeds", lambda _: {}).values()]
+        counts, labels = np.stack([sent["counts"] for sent in answers]), [sent["classes"] for sent in answers]
         targets = [np.flatnonzero(row) for row in self.missing(counts)]
         if not any(map(len, targets)):
             return {}
         most = int(counts.max())
         self.require(self.seeds <= most, "seeds", f"seeds <= {most}, since no client holds more samples of one class")
-        sent, labels = zip(*(self.upload(world, j, target) for j, target in enumerate(targets)), strict=True)
-        ids = np.concatenate(sent)
-        self.require(len(ids) > 0, "redundant", "redundant >= 1, since no client holds any sample of a class it lacks")
-        x, y = data.x_train[ids], data.y_train[ids]
+        x, y = (np.concatenate([sent[key] for sent in answers]) for key in ("x", "y"))
+        self.require(len(y) > 0, "redundant", "redundant >= 1, since no client holds any sample of a class it lacks")
+        data = replace(world.data, x_train=x, y_train=y)
         generator = _gan.train(data, x, y, steps=self.gan_steps, seed=world.seed, device=world.device)
         diversity = np.full(data.classes, -1.0)
         for r in np.unique(y):
@@ -128,6 +132,13 @@ class FAug(Method):
             "labels": torch.tensor([true, sum(map(len, labels))]),
             "diversity": torch.from_numpy(diversity),
         }
+
+    def answer(self, question: str, client: int, world: FederatedData, asked: State) -> State:
+        """Return one client's class counts, and the samples that it sends."""
+        counts = world.counts()[client]
+        ids, classes = self.upload(world, client, np.flatnonzero(self.missing(counts[None])[0]))
+        sent = {"counts": counts, "x": world.data.x_train[ids], "y": world.data.y_train[ids], "classes": classes}
+        return {key: torch.from_numpy(np.array(value)) for key, value in sent.items()}
 
     def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """Every client gets the generator and fills up its targets."""

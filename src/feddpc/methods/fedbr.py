@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from feddpc.methods._parts import require_parts
 from feddpc.methods.base import ClientContext, Costs, Method, State
-from feddpc.methods.federated_data import FederatedData
+from feddpc.methods.federated_data import Ask, FederatedData, Ids, ask_locally
 from feddpc.models.heads import WithProjector
 from feddpc.tasks.base import Batch, Task
 from feddpc.tasks.classification import tensors
@@ -99,11 +99,26 @@ class FedBR(Method):
 
     def learn(self, world: FederatedData) -> State:
         """Average samples of random clients, in the values and layout of the data."""
-        rng = world.rng("fedbr")
-        holders = [samples for samples in world.partition if len(samples)]
-        drawn = [rng.choice(holders[rng.integers(len(holders))], self.averaged) for _ in range(self.pseudo)]
-        x, _ = tensors(world.data.x_train[np.concatenate(drawn)], world.data.y_train[:0])
-        return {"x_p": x.reshape(self.pseudo, self.averaged, *x.shape[1:]).double().mean(1).float()}
+        return self.learn_by_asking(ask_locally(self, world), world, world.partition.sizes)
+
+    def learn_by_asking(self, ask: Ask, world: FederatedData, sizes: Ids) -> State:
+        """The server draws clients and places of samples, and the clients send the averages."""
+        rng, holders = world.rng("fedbr"), np.flatnonzero(sizes)
+        owners = np.zeros(self.pseudo, np.int64)
+        places = np.zeros((self.pseudo, self.averaged), np.int64)
+        for i in range(self.pseudo):
+            owners[i] = holders[rng.integers(len(holders))]
+            places[i] = rng.choice(sizes[owners[i]], self.averaged)
+        answers = ask("averages", lambda client: {"places": torch.from_numpy(places[owners == client])})
+        made = torch.cat([answer["x_p"] for answer in answers.values()])
+        back = np.argsort(np.argsort(owners, kind="stable"))  # from the order of clients to the order of drawing
+        return {"x_p": made[torch.from_numpy(back)]}
+
+    def answer(self, question: str, client: int, world: FederatedData, asked: State) -> State:
+        """Return averages of one client's samples at the places that the server drew."""
+        places, mine = asked["places"].numpy(), world.partition[client]
+        x, _ = tensors(world.data.x_train[mine[places.reshape(-1)]], world.data.y_train[:0])
+        return {"x_p": x.reshape(*places.shape, *x.shape[1:]).double().mean(1).float()}
 
     def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """Hand the pseudo-samples to everybody."""

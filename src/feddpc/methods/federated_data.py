@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,34 @@ from feddpc.errors import BadInputError
 from feddpc.rng import generator
 
 Ids = NDArray[np.int64]
+#: Sends every client a question, with some tensors for each client, and returns the answers of all clients.
+Ask = Callable[[str, Callable[[int], dict[str, Tensor]]], dict[int, dict[str, Tensor]]]
+
+
+@runtime_checkable
+class LearnsByAsking(Protocol):
+    """A method whose ``learn`` also works without the clients' samples: clients answer questions about them."""
+
+    def learn_by_asking(self, ask: Ask, world: FederatedData, sizes: Ids) -> dict[str, Tensor]:
+        """Return what ``learn`` would; ``world`` is the server's, without samples, ``sizes`` counts the clients'."""
+
+    def answer(self, question: str, client: int, world: FederatedData, asked: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the answer of one client; ``world`` has samples of this client only."""
+
+
+def ask_locally(method: LearnsByAsking, world: FederatedData) -> Ask:
+    """Return how the simulator asks: every client's answer is computed here."""
+    return lambda question, asked: {c: method.answer(question, c, world, asked(c)) for c in range(len(world.partition))}
+
+
+def require_asking(method: object, name: str) -> LearnsByAsking:
+    """Return ``method`` if it can learn by asking clients, or refuse it."""
+    if isinstance(method, LearnsByAsking):
+        return method
+    raise BadInputError(
+        f"{name} learns from all clients' data before round 1, but does not say how to ask clients for it: give it the "
+        "methods learn_by_asking and answer, or simulate it"
+    )
 
 
 @dataclass(frozen=True)

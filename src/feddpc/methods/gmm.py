@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
-from feddpc.methods._em import Box, Mixture, fit
+from feddpc.methods._em import Box, Mixture, Sums, client_sums, fit, maximise, one_component, spread
 from feddpc.methods.base import Costs, Method, State
-from feddpc.methods.federated_data import FederatedData
+from feddpc.methods.federated_data import Ask, FederatedData, Ids
+
+#: The tensors of a mixture in a message.
+MIXTURE = ("counts", "means", "variances")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +90,47 @@ class GMM(Method):
         of_class = [world.data.y_train[order] == r for r in range(world.data.classes)]
         how = (box, self.components, self.em_rounds, self.floor)
         fitted = [fit(x[order[of]], owner[of], *how, world.rng("gmm", r)) for r, of in enumerate(of_class)]
+        return self._packed(fitted, box)
+
+    def _packed(self, fitted: list[Mixture], box: Box) -> State:
         kept = [mixture.without(self.min_count) for mixture in fitted]
         learned = {key: [getattr(mixture, key) for mixture in kept] for key in ("weights", "means", "variances")}
         learned |= {"counts": [mixture.counts for mixture in fitted], "box": [box.low, box.high]}
         return {key: torch.from_numpy(np.stack(value)) for key, value in learned.items()}
+
+    def learn_by_asking(self, ask: Ask, world: FederatedData, sizes: Ids) -> State:
+        """As :meth:`learn`: one question per round of EM for all classes; for float data first one for the range."""
+        if self.target == 0:
+            return {}
+        known: State = {}
+        if not world.data.is_image:
+            ranges = [np.stack([a["low"].numpy(), a["high"].numpy()]) for a in ask("box", lambda _: {}).values()]
+            around = Box.around(ranges)
+            known = {"low": torch.from_numpy(around.low), "high": torch.from_numpy(around.high)}
+        M, classes = self.components, world.data.classes
+        fitted = [
+            spread(whole, M, self.floor, world.rng("gmm", r)) if whole.counts.any() else _empty(M, whole)
+            for r, whole in enumerate(_em_round(None, ask, known, classes, 0.0))
+        ]
+        for _ in range(self.em_rounds):
+            fitted = _em_round(fitted, ask, known, classes, self.floor)
+        return self._packed(fitted, _box(known, fitted[0].means.shape[1]))
+
+    def answer(self, question: str, client: int, world: FederatedData, asked: State) -> State:
+        """Return the range of one client's values, or its sums for each component of each class."""
+        mine = world.partition[client]
+        x, y = world.data.x_train[mine].reshape(len(mine), -1), world.data.y_train[mine]
+        if question == "box":
+            return {"low": torch.from_numpy(x.min(0)), "high": torch.from_numpy(x.max(0))}
+        mixtures = [one_component(x.shape[1])] * world.data.classes
+        if "means" in asked:
+            mixtures = [Mixture(*parts) for parts in zip(*(asked[key].numpy() for key in MIXTURE), strict=True)]
+        sums = np.zeros((world.data.classes, len(mixtures[0].counts), 1 + 2 * x.shape[1]))
+        for r in np.unique(y):
+            of = client_sums(mixtures[r], x[y == r], _box(asked, x.shape[1]))
+            sums[r] = np.concatenate([of.n[:, None], of.s, of.q], axis=1)
+        holds = np.isin(np.arange(world.data.classes), y).astype(np.int64)
+        return {"sums": torch.from_numpy(sums), "holds": torch.from_numpy(holds)}
 
     def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
         """Every client fills up its classes."""
@@ -118,3 +159,29 @@ class GMM(Method):
                 "suppressed_components": int((weights == 0)[counts.any(0)].sum()),
             },
         )
+
+
+def _em_round(old: list[Mixture] | None, ask: Ask, known: State, classes: int, floor: float) -> list[Mixture]:
+    """One round of EM by messages, for every class; ``old`` None stands for one component per class."""
+    stacked = {} if old is None else {key: np.stack([getattr(m, key) for m in old]) for key in MIXTURE}
+    answers = list(ask("sums", lambda _: known | {k: torch.from_numpy(v) for k, v in stacked.items()}).values())
+    dim = (answers[0]["sums"].shape[2] - 1) // 2
+    made = []
+    for r, mixture in enumerate(old or [one_component(dim)] * classes):
+        parts = [answer["sums"][r].numpy() for answer in answers if answer["holds"][r]]
+        sums = [Sums(p[:, 0], p[:, 1 : 1 + dim], p[:, 1 + dim :]) for p in parts]
+        total = functools.reduce(Sums.__add__, sums) if sums else None
+        made.append(_empty(len(mixture.counts), mixture) if total is None else maximise(total, mixture, floor))
+    return made
+
+
+def _empty(M: int, like: Mixture) -> Mixture:
+    """Return the mixture of a class that no client holds."""
+    return Mixture(np.zeros(M), *np.zeros((2, M, like.means.shape[1])))
+
+
+def _box(known: State, dim: int) -> Box:
+    """Return the range of the data: what clients found for float data, 0 to 255 for images."""
+    if "low" in known:
+        return Box(known["low"].numpy(), known["high"].numpy())
+    return Box(np.zeros(dim), np.full(dim, 255.0))

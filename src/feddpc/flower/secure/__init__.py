@@ -1,4 +1,4 @@
-"""FedDPC under secure aggregation: clients project and scale for themselves, the server sees nothing but the sum.
+"""FedDPC under secure aggregation: clients project and scale their own updates, and the server sees only the sum.
 
 ``secure_server_app`` and ``secure_client_app`` run a method over Flower's SecAgg+, which masks what every client sends
 so that only the sum over the cohort can be read. docs/secure-aggregation.md says who sends what, and what is hidden.

@@ -1,4 +1,4 @@
-"""The client app under secure aggregation: it trains, projects and scales, screens itself, and masks what it sends."""
+"""The client app under secure aggregation: it trains, projects and scales, checks its update, and masks it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
 from feddpc.checks import check_int
 from feddpc.flower.client import Data, Model, client_app
-from feddpc.flower.orders import Orders
+from feddpc.flower.messages import REFUSED, REPLY, ExperimentSpec, RefusedError, arrays_of, only_record, unpack
 from feddpc.flower.screening import Bounds
-from feddpc.flower.secure.encoding import LOSS_BOUND, SECURE, Encoding
-from feddpc.flower.secure.masks import masking_mod
-from feddpc.flower.secure.rules import summable
-from feddpc.flower.wire import REFUSED, REPLY, RefusedError, arrays_of, only_record, unpack
+from feddpc.flower.secure.protocol import LOSS_BOUND, SECURE, Encoding, masking_mod, summable
 from feddpc.methods.base import Method, State
 
 T = TypeVar("T")
@@ -36,25 +33,25 @@ def secure_client_app(
     """Return the app of :func:`feddpc.flower.client_app`, whose updates leave the node under masks only.
 
     It answers :func:`feddpc.flower.secure_server_app`. An update that is not finite, or longer than agreed, does not
-    leave the node at all, since under the masks nobody could sort it out: the node drops out of the round.
+    leave the node, since the server could not recognize it under the masks: the node drops out of the round.
 
     Args:
         model: see ``client_app``.
         data: see there.
         method: the only method this node takes part in; by default any whose server needs only the sum.
         device: where it trains.
-        min_cohort: this node takes no part in the sum of fewer: the fewer are in it, the more it says of each.
+        min_cohort: this node takes no part in a sum of fewer clients: a sum of few reveals much about each.
     """
     check_int("min_cohort", min_cohort, 2)
     plain = client_app(model=model, data=data, method=None if method is None else summable(method), device=device)
     app = ClientApp()
-    app.query("hello")(reticent(plain))
-    app.train(mods=[wary(min_cohort), masking_mod])(sealed(plain))
+    app.query("hello")(hide_sample_count(plain))
+    app.train(mods=[require_min_cohort(min_cohort), masking_mod])(masked_training(plain))
     return app
 
 
-def reticent(plain: ClientAppCallable) -> ClientAppCallable:
-    """Let a node say who it is, but not how many samples it has: one, as far as the server knows."""
+def hide_sample_count(plain: ClientAppCallable) -> ClientAppCallable:
+    """Wrap enrollment: the node says which client it is, and always that it has one sample."""
 
     def hello(message: Message, context: Context) -> Message:
         reply = plain(message, context)
@@ -65,27 +62,27 @@ def reticent(plain: ClientAppCallable) -> ClientAppCallable:
     return hello
 
 
-def wary(min_cohort: int) -> Mod:
-    """Return a modifier that keeps a node from answering without masks, and from taking part in a sum of too few."""
+def require_min_cohort(min_cohort: int) -> Mod:
+    """Return a modifier that refuses to answer without masks, or to take part in a sum of too few clients."""
 
     def check(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         asked = message.content.get(RECORD_KEY_CONFIGS)
         if not isinstance(asked, ConfigRecord):
             raise RefusedError("this node trains under secure aggregation only: use feddpc.flower.secure_server_app")
-        there = _in_the_sum(asked)
-        if there < min_cohort:
-            raise RefusedError(f"this node takes no part in a sum of {there}: it wants at least {min_cohort} in it")
+        summed = _check_stage(asked)
+        if summed < min_cohort:
+            raise RefusedError(f"this node takes no part in a sum of {summed}: it wants at least {min_cohort} in it")
         return call_next(message, context)
 
     return check
 
 
-def _in_the_sum(asked: ConfigRecord) -> int:
-    """Return how many nodes are still in the sum, as the server says, or refuse what would open a single update."""
+def _check_stage(asked: ConfigRecord) -> int:
+    """Return how many nodes the sum still has, or refuse a request that would reveal a single update."""
     stage = asked.get(Key.STAGE)
     if stage == Stage.SETUP:
         threshold, shares, nodes = (
-            _told(asked, key, int) for key in (Key.THRESHOLD, Key.SHARE_NUMBER, Key.SAMPLE_NUMBER)
+            _value(asked, key, int) for key in (Key.THRESHOLD, Key.SHARE_NUMBER, Key.SAMPLE_NUMBER)
         )
         if 2 * threshold <= shares:
             raise RefusedError("half of the cohort could open what this node sends: raise min_replies")
@@ -93,34 +90,33 @@ def _in_the_sum(asked: ConfigRecord) -> int:
     if stage == Stage.SHARE_KEYS:
         return len(asked) - 1  # a pair of keys each, and the stage
     if stage == Stage.COLLECT_MASKED_VECTORS:
-        return len(set(_told(asked, Key.SOURCE_LIST, list))) + 1
+        return len(set(_value(asked, Key.SOURCE_LIST, list))) + 1
     if stage != Stage.UNMASK:
         raise RefusedError(f"the server is in a stage {stage!r} that the protocol does not have")
-    active = set(_told(asked, Key.ACTIVE_NODE_ID_LIST, list))
-    if active & set(_told(asked, Key.DEAD_NODE_ID_LIST, list)):
+    active = set(_value(asked, Key.ACTIVE_NODE_ID_LIST, list))
+    if active & set(_value(asked, Key.DEAD_NODE_ID_LIST, list)):
         raise RefusedError("the server asks for both secrets of a node, which would open its update")
     return len(active)
 
 
-def _told(asked: ConfigRecord, key: str, kind: type[T]) -> T:
-    """Return what the server says under ``key``, if it is of the right kind."""
+def _value(asked: ConfigRecord, key: str, kind: type[T]) -> T:
+    """Return the server's value of ``key``, or refuse one of another type."""
     found = asked.get(key)
     if type(found) is not kind:
         raise RefusedError(f"the server's {key} is {found!r}, not {kind.__name__}")
     return found
 
 
-def sealed(plain: ClientAppCallable) -> ClientAppCallable:
-    """Wrap training: what the method sends is screened and made ready for the masks, and nothing else leaves."""
+def masked_training(plain: ClientAppCallable) -> ClientAppCallable:
+    """Wrap training: the upload is screened and encoded for the masks, and nothing else leaves the node."""
 
     def train(message: Message, context: Context) -> Message:
         terms = message.content.get(SECURE)
         if not isinstance(terms, ConfigRecord):
             raise RefusedError(f"the message has no {SECURE}: use feddpc.flower.secure_server_app")
         encoding = Encoding.read(terms)
-        orders = Orders.read(message.content)
-        summable(orders.build(None))
-        up = screened(_sent(plain(message, context).content), encoding)
+        summable(ExperimentSpec.read(message.content).build(None))
+        up = check_bounds(_upload(plain(message, context).content), encoding)
         parameters = ndarrays_to_parameters(list(encoding.encode(up)))
         result = FitRes(Status(Code.OK, ""), parameters, num_examples=1, metrics={})
         return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
@@ -128,8 +124,8 @@ def sealed(plain: ClientAppCallable) -> ClientAppCallable:
     return train
 
 
-def screened(up: State, encoding: Encoding) -> State:
-    """Return what may go under the masks, or abstain. Which number was wrong is not told: it would be told unmasked."""
+def check_bounds(up: State, encoding: Encoding) -> State:
+    """Return an upload that is within its bounds, or abstain. The reply, which is not masked, does not say why."""
     try:
         for name, value in up.items():
             Bounds(encoding.bound(name)).check(name, value)
@@ -138,8 +134,8 @@ def screened(up: State, encoding: Encoding) -> State:
     return up
 
 
-def _sent(reply: RecordDict) -> State:
-    """Return what the method sends, and the training loss."""
+def _upload(reply: RecordDict) -> State:
+    """Return the method's upload and the training loss."""
     about = cast(ConfigRecord, reply[REPLY])
     if REFUSED in about:
         raise RefusedError(str(about[REFUSED]))

@@ -1,14 +1,39 @@
-"""One secure sum: Flower's SecAgg+ in its four stages, from which nodes may drop out at any time."""
+"""One secure sum with Flower's SecAgg+: which methods it fits, encoding, masks, screening, and the four stages.
+
+*Methods.* A method fits if its server needs only the sum of the uploads (:func:`summable`).
+
+*Encoding.* Masks are uniform integers, so numbers become integers first. Every array is divided by a public bound,
+which brings it into [-1, 1], and is rounded, up or down at random and right on average, to one of ``levels + 1``
+points. No number is ever clipped: a client whose update exceeds the bound does not send it.
+
+*Masks.* Flower 1.41 draws masks from NumPy's Mersenne Twister with a seed of 32 bits, into which it folds the secret;
+of a key that two nodes agreed on, 28 bits are left. An attacker with the masked vectors could try them all. Here the
+secret is hashed to a key of ChaCha20, and the key stream is the mask. Flower has no option for that. Its functions are
+therefore copied with another generator under the name that they call; Flower's own modules are not changed.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import types
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import cast
+from typing import Any, TypeVar, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+import numpy as np
+import torch
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.client.mod.secure_aggregation.secaggplus_mod import _collect_masked_vectors, secaggplus_mod
 from flwr.common import FitIns, FitRes, Parameters, Scalar, parameters_to_ndarrays
 from flwr.common.logger import log
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.compat.common.recorddict_compat import recorddict_to_fitres
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat.grid_client_proxy import GridClientProxy
@@ -19,16 +44,257 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
 from flwr.serverapp import Grid
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+from numpy.typing import NDArray
 
-from feddpc.flower.screening import Refusal
-from feddpc.flower.secure.encoding import MODULUS, Encoding, Floats
-from feddpc.flower.secure.masks import unmask_stage
-from feddpc.flower.secure.replies import ScreenedGrid
+from feddpc import methods
+from feddpc.checks import check_int, check_positive
+from feddpc.errors import BadInputError
+from feddpc.flower.messages import RefusedError, peek
+from feddpc.flower.rounds import trial_cohort
+from feddpc.flower.screening import Refusal, screen_replies
+from feddpc.methods.base import DATA_HOOKS, ClientContext, Method, State, overrides
+from feddpc.methods.feddpc import FedDPC
+
+#: Masked numbers are counted modulo this, the most that Flower allows.
+MODULUS = 1 << 32
+#: Flower rounds to 32-bit integers with a sign.
+MOST_LEVELS = 1 << 30
+#: The largest training loss that is sent; a larger one counts as this.
+LOSS_BOUND = 100.0
+
+#: The record of a message that says how numbers are encoded.
+SECURE = "secure"
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Fixed-point numbers for the sum over up to ``clients`` updates, none longer than ``max_norm``.
+
+    As many levels as possible are used such that the sum, at most ``clients * levels``, stays below the modulus:
+
+        levels = 2^floor(log2((2^32 - 1) / clients))
+        error  = 2 max_norm / levels          every coordinate of the mean update is off by less
+
+    >>> four = Encoding(max_norm=10.0, clients=4)
+    >>> four.levels == 2**29, four.error < 4e-8
+    (True, True)
+    """
+
+    max_norm: float
+    clients: int
+
+    def __post_init__(self) -> None:
+        check_positive("max_norm", self.max_norm)
+        check_int("clients", self.clients, 1, MODULUS // 2)
+
+    def record(self) -> ConfigRecord:
+        """Return the encoding as it travels."""
+        return ConfigRecord({"max-norm": self.max_norm, "clients": self.clients})
+
+    @classmethod
+    def read(cls, record: ConfigRecord) -> Encoding:
+        """Return the encoding of a message."""
+        return cls(record.get("max-norm"), record.get("clients"))  # type: ignore[arg-type]  # it checks them
+
+    @property
+    def levels(self) -> int:
+        """Into how many steps the span of a number is divided."""
+        return min(1 << ((MODULUS - 1) // self.clients).bit_length() - 1, MOST_LEVELS)
+
+    @property
+    def error(self) -> float:
+        """No coordinate of the mean update is off by more."""
+        return 2 * self.max_norm / self.levels
+
+    def bound(self, name: str) -> float:
+        """Return the bound of what is sent under ``name``; whatever is neither update nor loss is a flag."""
+        return {"delta": self.max_norm, "loss": LOSS_BOUND}.get(name, 1.0)
+
+    def encode(self, up: State) -> list[Floats]:
+        """Return arrays in [-1, 1], in the order of ``up``; in float64, for float32 cannot tell all levels apart."""
+        return [value.reshape(-1).double().numpy() / self.bound(name) for name, value in up.items()]
+
+    def decode(self, means: list[Floats], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> State:
+        """Return means as they were sent: with their names, shapes and type."""
+        parts = zip(shapes.items(), means, strict=True)
+        return {name: torch.from_numpy(m * self.bound(name)).reshape(shape).to(dtype) for (name, shape), m in parts}
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def masks(seed: bytes, num_range: int, shapes: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
+    """Return arrays of uniform integers below ``num_range``, a power of two of at most 2^32, that ``seed`` determines.
+
+    >>> masks(b"secret", 1 << 32, [(2,), (1,)])
+    [array([3223788683, 1970857441]), array([3017614002])]
+    """
+    key = hashlib.sha256(b"feddpc secure aggregation, masks" + seed).digest()
+    stream = Cipher(ChaCha20(key, nonce=bytes(16)), mode=None).encryptor()  # every round has new keys
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    words = np.frombuffer(stream.update(bytes(4 * sum(sizes))), "<u4").astype(np.int64) & (num_range - 1)
+    parts = np.split(words, np.cumsum(sizes)[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def rebound(function: F, **names: object) -> F:
+    """Return a copy of a function that finds other objects under some names of its module.
+
+    >>> import statistics
+    >>> rebound(statistics.fmean, fsum=max)([1.0, 4.0])  # the largest over how many there are
+    2.0
+    """
+    for name in names:
+        if name not in function.__code__.co_names:
+            raise BadInputError(f"this Flower's {function.__name__} does not use {name}: install feddpc[flower]")
+    made = types.FunctionType(
+        function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__
+    )
+    return made  # type: ignore[return-value]
+
+
+#: Flower's modifier of client apps, with these masks.
+masking_mod = rebound(secaggplus_mod, _collect_masked_vectors=rebound(_collect_masked_vectors, pseudo_rand_gen=masks))
+#: Flower's last stage at the server, with these masks.
+unmask_stage = rebound(SecAggPlusWorkflow.unmask_stage, pseudo_rand_gen=masks)
+
+
+#: Hooks that need more than one exchange, or a server that knows single clients.
+MORE_THAN_A_SUM = ("init_slot", "init_client", "probes", "surveys", "probe_mask", "train_mask", *DATA_HOOKS)
+
+
+def summable(method: Method | str, **hyper: Any) -> Method:
+    """Return a method in the form whose server needs only a sum, or refuse it.
+
+    >>> summable("feddpc", lam=0.5).hyper()["form"]
+    'client'
+    >>> summable("fedexp")
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: fedexp needs more than a sum of what clients send: use feddpc, fedavg or fedprox
+    """
+    method = methods.create(method, **hyper) if isinstance(method, str) else method
+    if isinstance(method, FedDPC):
+        method = dataclasses.replace(method, form="client")
+    if any(overrides(method, hook) for hook in MORE_THAN_A_SUM) or not sees_only_sums(method):
+        raise BadInputError(f"{method.name} needs more than a sum of what clients send: use feddpc, fedavg or fedprox")
+    return method
+
+
+def sees_only_sums(method: Method) -> bool:
+    """Return whether the server rule gives the same result if every client's row is replaced by the mean."""
+    w = torch.arange(1.0, 6.0, dtype=torch.float64)
+    server = {k: v + 0.5 for k, v in method.init_server(w, 3).items()}
+    cohort = trial_cohort(3, 3)
+    down = method.broadcast(w, server, {}, cohort)
+    # Long updates at right angles: as far from their mean as updates can be.
+    ups = [
+        method.finish(w - u, ClientContext(w, down, {}, 1.0, torch.ones(())))[0] for u in 10 * torch.eye(3, 5).double()
+    ]
+    rows = {k: torch.stack([up[k] for up in ups]) for k in ups[0]}
+    means = repeated({k: v.mean(0) for k, v in rows.items()}, 3)
+    real, seen = method.aggregate(w, server, rows, cohort), method.aggregate(w, server, means, cohort)
+    pairs = [(real.rate * real.update, seen.rate * seen.update), *((v, seen.server[k]) for k, v in real.server.items())]
+    return all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in pairs)
+
+
+def repeated(mean: State, m: int) -> State:
+    """Return a stack whose ``m`` rows all are the mean: a server rule that uses only sums gives the same result."""
+    return {name: value.expand(m, *value.shape) for name, value in mean.items()}
+
+
+#: What a reply holds in every stage of the protocol: a value, or a list of values, of one kind.
+FORMS: dict[str, dict[str, tuple[type, type]]] = {
+    Stage.SETUP: {Key.PUBLIC_KEY_1: (bytes, bytes), Key.PUBLIC_KEY_2: (bytes, bytes)},
+    Stage.SHARE_KEYS: {Key.DESTINATION_LIST: (list, int), Key.CIPHERTEXT_LIST: (list, bytes)},
+    Stage.COLLECT_MASKED_VECTORS: {Key.MASKED_PARAMETERS: (list, bytes)},
+    Stage.UNMASK: {Key.NODE_ID_LIST: (list, int), Key.SHARE_LIST: (list, bytes)},
+}
+
+
+class ScreenedGrid:
+    """A grid for the protocol that drops replies without the form of the stage.
+
+    For the protocol, the sender has dropped out, which it tolerates; unscreened, one such reply would end the run.
+    ``sizes`` are the lengths of the masked arrays, ``clients`` maps nodes to clients, ``refused`` lists the dropped.
+    """
+
+    def __init__(self, grid: Grid, round: int, clients: dict[int, int], sizes: list[int]) -> None:
+        self.grid, self.round, self.clients, self.sizes = grid, round, clients, sizes
+        self.refused: list[Refusal] = []
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send the messages of one stage, and return the replies that can be used."""
+        sent = list(messages)
+        replies = list(self.grid.send_and_receive(sent, timeout=timeout))
+        asked = {self.clients[m.metadata.dst_node_id]: m.content[RECORD_KEY_CONFIGS] for m in sent}
+
+        def read(client: int, content: RecordDict) -> RecordDict:
+            check_reply(asked[client], content, self.sizes)  # type: ignore[arg-type]
+            return content
+
+        good, refused = screen_replies(replies, sent, self.clients, self.round, read)
+        self.refused += refused
+        by_content = {id(reply.content): reply for reply in replies if reply.has_content()}
+        return [by_content[id(content)] for content in good.values()]
+
+
+def check_reply(asked: ConfigRecord, content: RecordDict, sizes: list[int]) -> None:
+    """Refuse the reply ``content`` if it does not have the form that the stage of ``asked`` calls for."""
+    stage = str(asked[Key.STAGE])
+    record = content.get(RECORD_KEY_CONFIGS)
+    if not isinstance(record, ConfigRecord):
+        raise RefusedError("it does not follow the protocol: its client app lacks SecAgg+")
+    values = [record.get(name) for name in FORMS[stage]]
+    for name, value, (outer, inner) in zip(FORMS[stage], values, FORMS[stage].values(), strict=True):
+        listed = value if isinstance(value, list) else [value]
+        if not isinstance(value, outer) or not all(type(v) is inner for v in listed):
+            raise RefusedError(f"{stage}: {name} is not {'a list of ' if outer is list else ''}{inner.__name__}")
+    if stage == Stage.SETUP:
+        _keys(values)  # type: ignore[arg-type]
+    elif stage == Stage.COLLECT_MASKED_VECTORS:
+        _masked(values[0], sizes)  # type: ignore[arg-type]
+        _legacy(content)
+    elif len(values[0]) != len(values[1]):  # type: ignore[arg-type]
+        raise RefusedError(f"{stage}: {len(values[0])} receivers, but {len(values[1])} secrets")  # type: ignore[arg-type]
+    elif stage == Stage.UNMASK and values[0] != [*asked[Key.ACTIVE_NODE_ID_LIST], *asked[Key.DEAD_NODE_ID_LIST]]:  # type: ignore[misc]
+        raise RefusedError(f"{stage}: it gave shares of other nodes than it was asked for")
+
+
+def _keys(keys: list[bytes]) -> None:
+    for key in keys:
+        try:
+            found: object = bytes_to_public_key(key)  # annotated as elliptic, but any kind of key is read
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise RefusedError(f"{Stage.SETUP}: a public key cannot be read: {error}") from None
+        # No other node could agree on a key with this one, and all would drop out.
+        if not isinstance(found, EllipticCurvePublicKey) or not isinstance(found.curve, SECP384R1):
+            raise RefusedError(f"{Stage.SETUP}: a public key is not on the curve that the protocol uses")
+
+
+def _masked(arrays: list[bytes], sizes: list[int]) -> None:
+    if len(arrays) != len(sizes):
+        raise RefusedError(f"it sent {len(arrays)} masked arrays, not {len(sizes)}")
+    for i, (data, size) in enumerate(zip(arrays, sizes, strict=True)):
+        array = Array(dtype="int64", shape=(size,), stype="numpy.ndarray", data=data)
+        values = peek(array, f"masked array {i}", (size,), "int64")
+        if size and not 0 <= int(values.min()) <= int(values.max()) < MODULUS:
+            raise RefusedError(f"masked array {i} is not within 0 and {MODULUS}")
+
+
+def _legacy(content: RecordDict) -> None:
+    """Refuse a reply that the workflow cannot also read as a reply of Flower's older interface."""
+    try:
+        recorddict_to_fitres(content, keep_input=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusedError(f"it lacks a record of Flower's older interface: {error}") from None
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a secure sum needs to know beside whom to ask."""
+    """The terms of one secure sum."""
 
     round: int
     clients: dict[int, int]  #: node to client
@@ -40,7 +306,7 @@ class Terms:
 
 @dataclass
 class Summed:
-    """What came of it: the mean over ``nodes`` in the encoding's units, None if it was not opened."""
+    """The result: the mean over ``nodes`` in the encoding's units, None if the sum was not opened."""
 
     mean: list[Floats] | None = None
     nodes: list[int] = field(default_factory=list)
@@ -48,7 +314,7 @@ class Summed:
 
 
 def secure_mean(grid: Grid, messages: list[Message], terms: Terms) -> Summed:
-    """Send every node its message, let the nodes mask their answers, and open nothing but the mean of these."""
+    """Send every node its message, let the nodes mask their answers, and open only the mean of the answers."""
     summed, run = Summed(), grid.run.run_id
     proxies: list[ClientProxy] = [GridClientProxy(m.metadata.dst_node_id, grid, run) for m in messages]
     context = LegacyContext(
@@ -72,10 +338,10 @@ class Workflow(SecAggPlusWorkflow):
     """Flower's workflow with four differences.
 
     * It sends ``messages`` as they are where Flower would send instructions of its older interface.
-    * It survives a node that is lost in any of the four stages, not in the last two only. In the first two a node has
-      masked nothing, and nobody holds shares of its keys: it is forgotten, as if it had not been invited. Flower would
-      ask the others for its shares, and the round would fail.
-    * Masks come from a stream cipher (``masks.py``).
+    * It tolerates the loss of a node in any of the four stages, not only in the last two. In the first two a node has
+      masked nothing, and no other node has shares of its keys: it is removed, as if it had not been invited. Flower
+      would ask the others for its shares, and the round would fail.
+    * Masks come from a stream cipher.
     * All weights are one, since a weight is sent unmasked too.
 
     Every node shares its keys with every other.
@@ -99,22 +365,22 @@ class Workflow(SecAggPlusWorkflow):
         """Collect public keys."""
         going = super().setup_stage(grid, context, state)
         state.nid_to_fitins = {node: RecordDict(dict(content)) for node, content in self.contents.items()}
-        return going and _forget_lost(state)
+        return going and _remove_lost(state)
 
     def share_keys_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
         """Collect encrypted shares of secret keys."""
-        return super().share_keys_stage(grid, context, state) and _forget_lost(state)
+        return super().share_keys_stage(grid, context, state) and _remove_lost(state)
 
 
-def _forget_lost(state: WorkflowState) -> bool:
-    here = set(state.active_node_ids)
-    state.sampled_node_ids = here
-    state.nid_to_neighbours = {node: state.nid_to_neighbours[node] & here for node in here}
+def _remove_lost(state: WorkflowState) -> bool:
+    active = set(state.active_node_ids)
+    state.sampled_node_ids = active
+    state.nid_to_neighbours = {node: state.nid_to_neighbours[node] & active for node in active}
     return True
 
 
 class Relay(FedAvg):
-    """What the workflow asks of a strategy of Flower's older interface: whom to invite, and where the mean goes."""
+    """The strategy of Flower's older interface that the workflow needs: it invites all nodes and stores the mean."""
 
     def __init__(self, proxies: list[ClientProxy], summed: Summed) -> None:
         super().__init__()
@@ -123,7 +389,7 @@ class Relay(FedAvg):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Invite everybody."""
+        """Invite all nodes."""
         return [(proxy, FitIns(parameters, {})) for proxy in self.proxies]
 
     def aggregate_fit(

@@ -1,18 +1,29 @@
-"""Making strategies and server apps whose server sees nothing but sums."""
+"""Strategies and server apps under secure aggregation: a round is one secure sum, and the server sees only its mean."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from logging import WARNING
 from typing import Any
 
-from flwr.serverapp import ServerApp
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
+from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.flower.secure.rules import summable
-from feddpc.flower.secure.strategy import SecureStrategy
+from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.messages import RefusedError
+from feddpc.flower.method_strategy import MethodStrategy, Received, Summary
+from feddpc.flower.rounds import Ints, StepOutcome
+from feddpc.flower.screening import Bounds
+from feddpc.flower.secure.protocol import SECURE, Encoding, Summed, Terms, repeated, secure_mean, summable
 from feddpc.flower.server import app_of, strategy
-from feddpc.methods.base import Method
+from feddpc.methods._algebra import residuals
+from feddpc.methods.base import Method, State
 
 #: Far above what clients send at usual rates, and still a mean that is off by less than 1e-7 with ten clients.
 MAX_NORM = 10.0
@@ -24,7 +35,7 @@ def secure_strategy(
     max_norm: float = MAX_NORM,
     hyper: dict[str, Any] | None = None,
     **settings: Any,
-) -> SecureStrategy:
+) -> MethodStrategy:
     """Return a Flower strategy for nodes that run :func:`feddpc.flower.secure_client_app`.
 
     Args:
@@ -40,17 +51,11 @@ def secure_strategy(
         raise BadInputError(
             "fraction_evaluate: what single clients measure is not hidden, so none is asked: leave it out"
         )
-    plain = strategy(summable(method, **(hyper or {})), max_norm=max_norm, **settings)
-    return SecureStrategy(
-        plain.holdings,
-        max_norm=max_norm,
-        wait=plain.wait,
-        bounds=plain.bounds,
-        min_replies=plain.min_replies,
-        max_void_rounds=plain.max_void_rounds,
-        folder=plain.folder,
-        flower={"min_available_nodes": plain.min_available_nodes, "fraction_evaluate": 0.0},
-    )
+    made = strategy(summable(method, **(hyper or {})), max_norm=max_norm, **settings)
+    plain = made.exchange
+    assert isinstance(plain, ClientAppExchange)
+    made.use(SecureExchange(plain.assets, wait=plain.wait, max_norm=max_norm))
+    return made
 
 
 def secure_server_app(
@@ -58,12 +63,12 @@ def secure_server_app(
     *,
     rounds: int = 100,
     deadline: float = 3600.0,
-    on_result: Callable[[SecureStrategy, Result], object] | None = None,
+    on_result: Callable[[MethodStrategy, Result], object] | None = None,
     **settings: Any,
 ) -> ServerApp:
     """Return a server app that runs ``rounds`` rounds of :func:`secure_strategy`; ``settings`` are that function's.
 
-    The app's configuration comes before what is given here, as for :func:`feddpc.flower.server_app`.
+    The app's configuration overrides these arguments, as for :func:`feddpc.flower.server_app`.
 
     Args:
         method: see ``secure_strategy``.
@@ -73,3 +78,97 @@ def secure_server_app(
         settings: everything else.
     """
     return app_of(secure_strategy, method, rounds, deadline, on_result, settings)
+
+
+class SecureExchange(ClientAppExchange):
+    """The exchange under secure aggregation: a whole secure sum takes the place of one message and reply per node."""
+
+    def __init__(self, *args: Any, max_norm: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        check_config(self.config)
+        self.max_norm = max_norm
+        self._encoding = Encoding(max_norm, self.config.cohort)
+        self._summed = Summed()
+
+    def quorum(self, invited: int) -> int:
+        """Return how many must be in the sum: ``min_replies``, and more than half, or two halves could both open it."""
+        return max(self.strategy.min_replies, invited // 2 + 1, 2)
+
+    def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Run the round's whole exchange; no message is left for Flower to send."""
+        messages = super().invite(t, arrays, config, grid)
+        self._encoding, self._summed = Encoding(self.max_norm, max(len(messages), 1)), Summed()
+        if len(messages) >= self.quorum(len(messages)):
+            for message in messages:
+                message.content[SECURE] = self._encoding.record()
+            self._summed = secure_mean(grid, messages, self._terms(t, len(messages)))
+        return []
+
+    def receive(self, t: int, replies: Iterable[Message]) -> Received:
+        """Return the mean, the clients that are in it, and the replies that the protocol dropped."""
+        ids = sorted(self.registry.nodes[node] for node in self._summed.nodes)
+        received = self.received(t, ids, self.nodes.refused + self._summed.refused)
+        if (mean := self._open(t)) is not None:
+            received.uploads = [mean]
+        else:
+            received.void = "the sum was not opened" if self._summed.mean is None else "the mean is too long"
+        return received
+
+    def stack(self, received: Received) -> State:
+        """Return the mean in place of every client's upload."""
+        mean = {name: value for name, value in received.uploads[0].items() if name != "loss"}
+        return repeated(mean, len(received.ids))
+
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
+        """Return the mean training loss, and the cosine of the mean with g: all that can be checked of a sum.
+
+        Clients have projected g out, so the cosine should be zero.
+        """
+        mean, loss, g = received.uploads[0]["delta"], float(received.uploads[0]["loss"]), self.state.server.get("delta")
+        notes = {} if g is None else {"along_g": abs(float(residuals(mean[None], g).cosine_m))}
+        return Summary(loss, {"train-loss": loss}, notes)
+
+    def _terms(self, t: int, invited: int) -> Terms:
+        return Terms(
+            round=t,
+            clients=self.registry.nodes,
+            encoding=self._encoding,
+            sizes=[int(np.prod(shape)) for shape in self._shapes().values()],
+            quorum=self.quorum(invited),
+            timeout=self.nodes.timeout,
+        )
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what every client sends: the method's upload, and the training loss."""
+        return {name: tuple(like.shape) for name, like in self._templates.items()} | {"loss": ()}
+
+    def _open(self, t: int) -> State | None:
+        """Return the mean, unless it is longer than any mean of updates within the bound."""
+        if self._summed.mean is None:
+            return None
+        mean = self._encoding.decode(self._summed.mean, self._shapes(), self.state.w.dtype)
+        longest = self.max_norm + self._encoding.error * math.sqrt(self.strategy.layout.d)
+        try:
+            Bounds(longest * (1 + 1e-6)).check("the mean", mean["delta"])
+        except RefusedError as error:
+            log(WARNING, "round %d: %s: a client broke the protocol, and which one cannot be known", t, error)
+            return None
+        return mean
+
+
+def check_config(config: Config) -> None:
+    """Refuse what a server that sees only sums cannot do."""
+    if config.batch_size is None:
+        raise BadInputError("batch_size is open, and the server does not learn how many samples there are: give it")
+    if config.weighting != "uniform":
+        raise BadInputError(
+            f"weighting = {config.weighting!r} needs the clients' sizes, which are hidden: use 'uniform'"
+        )
+    if config.participation == "weighted":
+        raise BadInputError("participation = 'weighted' needs the clients' sizes, which are hidden: use another")
+    if config.rule != "mean" or config.screen:
+        raise BadInputError("rule and screen compare single updates, which the server does not see: leave them out")
+    if config.faults:
+        raise BadInputError("faults change replies, which are masked: try them without secure aggregation")
+    if config.privacy:
+        raise BadInputError("privacy clips every client's update at the server, which does not see any: leave it out")

@@ -1,0 +1,251 @@
+"""The clients of a run: which node is which client, and the queries that a server sends besides training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from logging import INFO
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from feddpc._version import __version__
+from feddpc.errors import BadInputError
+from feddpc.flower.messages import (
+    NO_SETUP,
+    REPLY,
+    SETUP,
+    SPEC,
+    ExperimentSpec,
+    RefusedError,
+    arrays_of,
+    expect,
+    only_record,
+    pack,
+    tensor,
+    unpack,
+)
+from feddpc.flower.rounds import Ints, probe_template
+from feddpc.flower.screening import Bounds, Refusal, screen_replies
+from feddpc.methods.base import Method, State
+
+T = TypeVar("T")
+Record = ArrayRecord | MetricRecord | ConfigRecord
+#: A node that could not be enrolled is asked again when nodes have joined or left, or after so many rounds. A node that
+#: hangs costs the whole deadline each time.
+RETRY_AFTER = 10
+
+
+@dataclass
+class FailedEnrollment:
+    """Why a node could not be enrolled, which nodes were connected then, and how many rounds it has not been asked."""
+
+    reason: str
+    connected: set[int]
+    skipped: int = 0
+
+
+@dataclass
+class ClientRegistry:
+    """Which node is which client, and how many samples each client has. Nodes join and leave, clients stay."""
+
+    clients: int
+    nodes: dict[int, int] = field(default_factory=dict)  #: client of each node
+    sizes: dict[int, int] = field(default_factory=dict)  #: number of samples per client
+    ready: set[int] = field(default_factory=set)  #: nodes that have their one-time payload
+    with_payload: set[int] = field(default_factory=set)  #: clients that get a one-time payload
+    failed: dict[int, FailedEnrollment] = field(default_factory=dict)  #: nodes that cannot take part yet
+
+    def nodes_to_enroll(self, connected: set[int]) -> list[int]:
+        """Return the nodes to ask which client they are: new ones, and failed ones that are due for a retry."""
+        for failure in self.failed.values():
+            failure.skipped = RETRY_AFTER if failure.connected != connected else failure.skipped + 1
+        not_yet = {node for node, failure in self.failed.items() if failure.skipped < RETRY_AFTER}
+        return sorted(connected - self.nodes.keys() - not_yet)
+
+    def register(self, node: int, client: int, size: int, connected: set[int]) -> None:
+        """Register a node; a client has one node, and gets a new one only after the old one has left."""
+        if not 0 <= client < self.clients:
+            raise RefusedError(f"it says it is client {client}, but there are {self.clients}, counted from 0")
+        before = self.node_of().get(client)
+        if before is not None and before != node:
+            if before in connected:
+                raise RefusedError(f"it says it is client {client}, but that is node {before}: give each its own id")
+            del self.nodes[before]
+        self.nodes[node], self.sizes[client] = client, size
+        self.failed.pop(node, None)
+
+    def node_of(self) -> dict[int, int]:
+        """Return the node of every client."""
+        return {client: node for node, client in self.nodes.items()}
+
+    def connected_clients(self, clients: Ints, connected: set[int]) -> Ints:
+        """Return those of ``clients`` whose nodes are ``connected``."""
+        present = {client for node, client in self.nodes.items() if node in connected}
+        return np.array([c for c in clients if int(c) in present], dtype=np.int64)
+
+    def sample_counts(self) -> Ints:
+        """Return the number of samples per client, 0 where it is unknown."""
+        return np.array([self.sizes.get(c, 0) for c in range(self.clients)], dtype=np.int64)
+
+
+@dataclass
+class NodeClient:
+    """The server's side of queries: sends them, screens the answers, and collects ``refused`` answers per round."""
+
+    registry: ClientRegistry
+    bounds: Bounds
+    spec: ExperimentSpec
+    timeout: float | None = None
+    refused: list[Refusal] = field(default_factory=list)
+
+    def enroll(self, grid: Grid, wait: float, least: int) -> None:
+        """Enroll nodes until ``least`` clients are connected or ``wait`` seconds are over; 0 asks once."""
+        end = time.monotonic() + wait
+        while True:
+            connected = set(grid.get_node_ids())
+            if new := self.registry.nodes_to_enroll(connected):
+                self.enroll_nodes(grid, new, connected)
+            count = len(self.registry.connected_clients(np.arange(self.registry.clients), connected))
+            if not wait or count >= least:
+                return
+            if len(connected) >= self.registry.clients or time.monotonic() >= end:
+                why = "".join(f"; node {node}: {failure.reason}" for node, failure in self.registry.failed.items())
+                raise BadInputError(
+                    f"{count} of {least} clients can take part, {len(connected)} nodes are connected{why}: start the "
+                    "missing ones, or lower min_available_nodes"
+                )
+            log(INFO, "waiting for clients: %d of %d", count, least)
+            time.sleep(min(1.0, max(end - time.monotonic(), 0.0)))
+
+    def enroll_nodes(self, grid: Grid, nodes: list[int], connected: set[int]) -> None:
+        """Ask nodes which clients they are, and register them."""
+        contents = {node: RecordDict({SPEC: self.spec.record()}) for node in nodes}
+
+        def read(i: int, content: RecordDict) -> None:
+            client = self.header(content, 0).get("client")
+            if type(client) is not int:
+                raise RefusedError(f"it says it is client {client!r}")
+            self.registry.register(nodes[i], client, self._size(content), connected)
+
+        before = len(self.refused)
+        self._exchange(grid, "hello", contents, {node: i for i, node in enumerate(nodes)}, 0, read)
+        reasons = {refusal.node: refusal.reason for refusal in self.refused[before:]}
+        for node in nodes:
+            if node not in self.registry.nodes:
+                self.registry.failed[node] = FailedEnrollment(reasons.get(node, "it did not answer"), connected)
+
+    def question(self, grid: Grid, name: str, asked: Callable[[int], State]) -> dict[int, State]:
+        """Ask every client something before round 1; all must answer."""
+        clients, named = range(self.registry.clients), ConfigRecord({"name": name})
+        parts: dict[int, Mapping[str, Record]] = {c: {"question": named, "asked": pack(asked(c))} for c in clients}
+        answers = self._ask(grid, "learn", parts, 0, lambda content: self._finite(unpack(arrays_of(content, "answer"))))
+        if missing := [c for c in clients if c not in answers]:
+            raise BadInputError(
+                f"{self.spec.method} asks every client before round 1, but clients {missing} did not answer: start "
+                "again when all are there"
+            )
+        return answers
+
+    def send_payloads(self, grid: Grid, payloads: Mapping[int, State]) -> None:
+        """Send clients their one-time payload; the registry notes how many samples they have with it."""
+        registry = self.registry
+        parts: dict[int, Mapping[str, Record]] = {
+            c: {"given": pack(payload), "stamp": self._stamp()} for c, payload in payloads.items() if payload
+        }
+        sizes = self._ask(grid, "setup", parts, 0, self._size) if parts else {}
+        registry.sizes |= sizes
+        registry.with_payload |= parts.keys()
+        ready = {c for c in payloads if c in sizes or c not in parts}
+        registry.ready |= {node for node, client in registry.nodes.items() if client in ready}
+
+    def note_missing_payloads(self, refused: list[Refusal]) -> None:
+        """Note which nodes say that they do not have their one-time payload: they will get it again."""
+        self.registry.ready -= {refusal.node for refusal in refused if NO_SETUP in refusal.reason}
+
+    def prober(self, grid: Grid, method: Method, w: Tensor, action: str, t: int) -> Callable[[Ints], State]:
+        """Return a function that sends the method's probe to clients; NaN stands for an answer that is missing."""
+        templates, arrays = probe_template(method, w), pack({"w": w})
+        missing = {key: torch.full_like(like, torch.nan) for key, like in templates.items()}
+
+        def read(content: RecordDict) -> State:
+            answer = arrays_of(content, "answer")
+            expect(answer, templates, "the answer")
+            return self._finite({key: tensor(answer[key], key, like) for key, like in templates.items()})
+
+        def ask(ids: Ints) -> State:
+            answers = self._ask(grid, action, {int(c): {"arrays": arrays} for c in ids}, t, read)
+            return {key: torch.stack([answers.get(int(c), missing)[key] for c in ids]) for key in templates}
+
+        return ask
+
+    def content(self, client: int, **records: Record) -> RecordDict:
+        """Return a message to a client: the experiment, which one-time payload it must have, and ``records``."""
+        setup = {SETUP: self._stamp()} if client in self.registry.with_payload else {}
+        return RecordDict({SPEC: self.spec.record(), **setup, **records})
+
+    def header(self, content: RecordDict, t: int) -> ConfigRecord:
+        """Return a reply's header, after checking that the reply belongs to this experiment and round."""
+        found = content.get(REPLY)
+        if not isinstance(found, ConfigRecord):
+            raise RefusedError("it does not come from feddpc.flower.client_app")
+        wanted = {"version": __version__, "method": self.spec.method, "round": str(t), "experiment": self.spec.tag}
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise RefusedError(f"its {key} is {found.get(key)!r}, not {value!r}")
+        return found
+
+    def check_sender(self, content: RecordDict, t: int, client: int) -> None:
+        """Refuse a reply of another experiment, round or client."""
+        if self.header(content, t).get("client") != client:
+            raise RefusedError(f"it says it is another client than {client}")
+
+    def _stamp(self) -> ConfigRecord:
+        """Return the name of a one-time payload, by which a client knows whether it has the right one."""
+        return ConfigRecord({"stamp": self.spec.tag})
+
+    def _ask(
+        self,
+        grid: Grid,
+        action: str,
+        parts: Mapping[int, Mapping[str, Record]],
+        t: int,
+        read: Callable[[RecordDict], T],
+    ) -> dict[int, T]:
+        nodes = self.registry.node_of()
+        contents = {nodes[c]: self.content(c, **part) for c, part in parts.items() if c in nodes}
+
+        def check_and_read(client: int, content: RecordDict) -> T:
+            self.check_sender(content, t, client)
+            return read(content)
+
+        return self._exchange(grid, action, contents, self.registry.nodes, t, check_and_read)
+
+    def _exchange(
+        self,
+        grid: Grid,
+        action: str,
+        contents: Mapping[int, RecordDict],
+        clients: Mapping[int, int],
+        t: int,
+        read: Callable[[int, RecordDict], T],
+    ) -> dict[int, T]:
+        sent = [Message(content, node, f"query.{action}", group_id=str(t)) for node, content in contents.items()]
+        good, refused = screen_replies(grid.send_and_receive(sent, timeout=self.timeout), sent, clients, t, read)
+        self.refused += refused
+        self.note_missing_payloads(refused)
+        return good
+
+    def _size(self, content: RecordDict) -> int:
+        return self.bounds.examples(only_record(content, MetricRecord).get("num-examples"))
+
+    def _finite(self, state: State) -> State:
+        for key, value in state.items():
+            self.bounds.check(key, value)
+        return state

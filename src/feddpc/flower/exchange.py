@@ -1,0 +1,306 @@
+"""The exchange with clients that run ``feddpc.flower.client_app``: any method, with its client half at the clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from feddpc.config import Config
+from feddpc.errors import BadInputError
+from feddpc.experiment import default_batch_size
+from feddpc.flower.client_registry import ClientRegistry, NodeClient
+from feddpc.flower.messages import (
+    ExperimentSpec,
+    RefusedError,
+    Upload,
+    UploadRows,
+    arrays_of,
+    expect,
+    only_record,
+    pack,
+    tensor,
+)
+from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received, Summary
+from feddpc.flower.rounds import Ints, Policies, Population, StepOutcome, upload_template
+from feddpc.flower.screening import Refusal, screen_replies
+from feddpc.flower.testing import replace_uploads, tamper
+from feddpc.methods.base import Cohort, State, overrides
+from feddpc.methods.federated_data import FederatedData, require_asking
+from feddpc.rng import generator
+from feddpc.runs import checkpoint
+from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
+
+if TYPE_CHECKING:
+    from feddpc.flower.server import ServerAssets
+
+#: Participation schemes that never invite more clients than the cohort.
+FIXED_SIZE = ("uniform", "cyclic", "markov", "weighted")
+
+
+class ClientAppExchange(Exchange):
+    """Enrollment, preparation and rounds of any method; every reply is screened on its own.
+
+    Args:
+        assets: what the server has: model, test set, reserve.
+        wait: seconds to wait for clients before round 1.
+        secret: the seed of what clients must not predict, with differential privacy.
+    """
+
+    def __init__(self, assets: ServerAssets, *, wait: float, secret: int | None = None) -> None:
+        self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
+        self.registry = ClientRegistry(self.config.clients)
+        self.learned: State = {}
+        self._samples = 0
+        self._invited: Ints = np.zeros(0, np.int64)
+        self._templates: State = {}  # what one client uploads
+        self._clients: Population | None = None
+
+    def bind(self, strategy: MethodStrategy) -> None:
+        """Learn which strategy this is for, and refuse a quorum that no round can reach."""
+        super().bind(strategy)
+        self.nodes = NodeClient(self.registry, strategy.bounds, self.spec(0))
+        cohort = self.config.cohort
+        most = cohort if self.config.participation in FIXED_SIZE else self.config.clients
+        if (least := self.quorum(cohort)) > most:
+            raise BadInputError(
+                f"min_replies = {strategy.min_replies} with cohort = {cohort}: {least} clients must answer, and at "
+                f"most {most} are invited per round, so no round could count: lower min_replies or raise cohort"
+            )
+
+    def quorum(self, invited: int) -> int:
+        """Return how many of the invited clients must answer for a round to count."""
+        return self.strategy.min_replies
+
+    # Before the first round.
+
+    def describe(self, rounds: int) -> Config:
+        """Return the complete configuration."""
+        hyper = self.method.hyper()
+        return dataclasses.replace(self.config, method=self.method.name, hyper=hyper, rounds=rounds, engine="flower")
+
+    def population(self) -> int:
+        """Return the number of clients."""
+        return self.config.clients
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the first model."""
+        return pack(self.assets.state_dict())
+
+    def disclosure(self) -> str:
+        """Say what leaves a client, and what hides it."""
+        mechanism = self.clients.policies.privacy
+        return self.method.privacy if mechanism is None else f"{self.method.privacy} {mechanism.describe()}"
+
+    def run_notes(self) -> dict[str, dict[str, Any]]:
+        """Return what all strategies note, and how many samples there were when the run began."""
+        return super().run_notes() | {COUNTED: {"samples": self._samples}}
+
+    def enroll(self, grid: Grid, timeout: float) -> None:
+        """Enroll clients; what follows from their numbers of samples is decided once and kept by a resumed run."""
+        self.nodes.timeout = timeout
+        self.nodes.enroll(grid, self.wait, self.strategy.min_available_nodes)
+        folder = self.strategy.folder
+        resumed = folder if folder is not None and is_run(folder) else None
+        counted = self.assets.samples or int(self.registry.sample_counts().sum()) + self.assets.reserved
+        self._samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
+        if self.config.batch_size is None:
+            usual = default_batch_size(self._samples, self.config.clients)
+            size = usual if resumed is None else load_config(resumed).batch_size
+            self.config = dataclasses.replace(self.config, batch_size=size)
+        self.nodes.spec = self.spec(self._samples)
+
+    def prepare(self, grid: Grid) -> None:
+        """Let the method learn what it needs before round 1, and send clients their one-time payload."""
+        if overrides(self.method, "learn"):
+            self.learned = self.learn(grid)
+        self.send_payloads(grid)
+        if self.state.round == 0:
+            if overrides(self.method, "initial") and self.assets.task is not None:
+                self.strategy.reset(self.method.initial(self.assets.task, self.state.w, self._server_data()))
+            if self.method.surveys:
+                ask = self.nodes.prober(grid, self.method, self.state.w, "survey", 0)
+                self.clients.survey(self.method, self.state, ask)
+        self.strategy.pending += self.nodes.refused
+
+    def learn(self, grid: Grid) -> State:
+        """Return what the method learns before round 1; a run that is continued has it in its folder."""
+        folder = self.strategy.folder
+        path = None if folder is None else folder / LEARNED
+        if path is not None and path.exists():
+            return checkpoint.load_model(path)
+        method, ask = require_asking(self.method, self.method.name), partial(self.nodes.question, grid)
+        try:
+            learned = method.learn_by_asking(ask, self._server_data(), self.registry.sample_counts())
+        except (ValueError, KeyError, IndexError, RuntimeError) as error:
+            raise BadInputError(
+                f"{self.method.name}: what the clients answered before round 1 does not fit together: {error}"
+            ) from error
+        learned = {key: value.detach().cpu().contiguous() for key, value in learned.items()}
+        if path is not None and learned:
+            checkpoint.save_model(path, learned)
+        return learned
+
+    def send_payloads(self, grid: Grid) -> None:
+        """Send every client that does not have it yet what it needs before its first round."""
+        new = [client for node, client in self.registry.nodes.items() if node not in self.registry.ready]
+        if not new:
+            return
+        shares = self.method.extend_data(self._server_data(), self.learned) if self.method.reserve else None
+        self.nodes.send_payloads(grid, {c: self.assets.payload(c, shares, self.learned) for c in new})
+
+    # Every round.
+
+    def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Invite the clients of the round, send the method's probe first, and then model and broadcast."""
+        self.nodes.refused = []
+        connected = set(grid.get_node_ids())
+        self.nodes.enroll(grid, 0.0, 0)
+        self.send_payloads(grid)
+        self._invited = self.clients.draw(t).answered
+        ids = self.registry.connected_clients(self._invited, connected & self.registry.ready)
+        return self._train_messages(grid, t, ids)
+
+    def receive(self, t: int, replies: Iterable[Message]) -> Received:
+        """Screen the replies, each on its own; simulated faults change some of them first."""
+        replies = list(replies)
+        faults = self._tamper(t, replies)
+        sent = self.strategy.sent
+        good, refused = screen_replies(replies, sent, self.registry.nodes, t, partial(self._read, t))
+        self.nodes.note_missing_payloads(refused)
+        received = self.received(t, list(good), self.nodes.refused + refused)
+        # Under privacy, noise hides whether replies came, so the run goes on without them.
+        received.expected &= self.policies.privacy is None
+        received.uploads, received.faults = list(good.values()), faults
+        return received
+
+    def received(self, t: int, ids: list[int], refused: list[Refusal]) -> Received:
+        """Return which of the invited clients answered."""
+        silent = set(self._invited.tolist()) - set(ids) - {r.client for r in refused}
+        return Received(
+            ids=np.array(ids, dtype=np.int64),
+            nodes=self.registry.node_of(),
+            refused=refused,
+            dropped=silent | set(self.clients.draw(t).dropped.tolist()),
+            uploads=[],
+            expected=len(self._invited) > 0,
+        )
+
+    def cohort(self, t: int, ids: Ints) -> Cohort:
+        """Return what the server knows about clients ``ids`` in round ``t``."""
+        return self.clients.cohort(self.method, self.state, t, ids)
+
+    def stack(self, received: Received) -> State:
+        """Return the uploads, stacked; or one at a time, where the method and the policies can take them so."""
+        rows = {key: UploadRows(received.uploads, key, like) for key, like in self._templates.items()}
+        guarded = self.policies.privacy is not None or self.policies.defense is not None
+        if getattr(self.method, "form", None) == "streaming" and not guarded:
+            return rows  # type: ignore[return-value]
+        return {key: torch.stack(list(row)) for key, row in rows.items()}
+
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
+        """Return the mean training loss of the clients that count; NaN when none of them trained."""
+        losses = torch.tensor([upload.loss for upload in received.uploads], dtype=self.state.w.dtype)
+        loss = float(losses[outcome.kept][outcome.cohort.steps > 0].mean())
+        return Summary(loss, {"train-loss": loss})
+
+    def evaluate(self, w: Tensor) -> tuple[float, float]:
+        """Return accuracy and loss on the server's test set."""
+        return self.assets.evaluate(w)
+
+    def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Ask some of the connected clients to evaluate the model on their own test samples."""
+        strategy = self.strategy
+        connected = sorted(set(grid.get_node_ids()) & self.registry.ready & self.registry.nodes.keys())
+        many = max(int(len(connected) * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
+        chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
+        model = pack({"w": self.method.evaluated(self.state.w, self.state.server)})
+        nodes = sorted(chosen[: many if strategy.fraction_evaluate else 0].tolist())
+        contents = [self.nodes.content(self.registry.nodes[node], arrays=model) for node in nodes]
+        pairs = zip(contents, nodes, strict=True)
+        return [Message(content, node, MessageType.EVALUATE, group_id=str(t)) for content, node in pairs]
+
+    # The experiment.
+
+    @property
+    def clients(self) -> Population:
+        """What the server knows about the clients; made again when the registry has new ones."""
+        sizes = self.registry.sample_counts()
+        if self._clients is None or not np.array_equal(self._clients.sizes, sizes):
+            self._clients = Population(self.config, sizes, self.secret)
+        return self._clients
+
+    @property
+    def policies(self) -> Policies:  # type: ignore[override]
+        """Robust rule, privacy and simulated faults."""
+        return self.clients.policies
+
+    def spec(self, samples: int) -> ExperimentSpec:
+        """Return what every message says about the experiment."""
+        return ExperimentSpec.of(self.config, self.method, self.assets.flat, self.assets.classes, samples)
+
+    def _server_data(self) -> FederatedData:
+        return self.assets.federated_data(self.config.clients, self._samples)
+
+    # Messages.
+
+    def _train_messages(self, grid: Grid, t: int, ids: Ints) -> list[Message]:
+        method, state, probed = self.method, self.state, dict[str, Tensor]()
+        if len(ids) and method.probes and method.reports:
+            ask = self.nodes.prober(grid, method, state.w, "probe", t)
+            ids, probed = self.clients.probe(method, state, t, ids, ask)
+        if not len(ids):
+            return []
+        cohort = self.cohort(t, ids)
+        down = method.broadcast(state.w, state.server, probed, cohort)
+        if not self._templates:
+            extends = overrides(method, "extend_data")
+            payload = method.extend_data(self._server_data(), self.learned).kit if extends else {}
+            self._templates = upload_template(method, state.w, down | dict(payload))
+        asked, trains = method.probe_mask(cohort), method.train_mask(cohort)
+        accepted = state.clients.read(ids)["accepted"].tolist()
+        model, broadcast, node_of = pack({"w": state.w}), pack(down), self.registry.node_of()
+        messages = []
+        for i, client in enumerate(ids.tolist()):
+            order = {"round": t, "lr": cohort.client_lr, "accepted": accepted[i]}
+            order |= {"rest": trains is not None and not trains[i], "asked": asked is None or bool(asked[i])}
+            content = self.nodes.content(client, arrays=model, down=broadcast, round=ConfigRecord(order))
+            messages.append(Message(content, node_of[client], MessageType.TRAIN, group_id=str(t)))
+        return messages
+
+    def _read(self, t: int, client: int, content: RecordDict) -> Upload:
+        self.nodes.check_sender(content, t, client)
+        metrics = only_record(content, MetricRecord)
+        examples = self.strategy.bounds.examples(metrics.get("num-examples"))
+        if examples != self.registry.sizes[client]:
+            raise RefusedError(f"it counts {examples} examples, but {self.registry.sizes[client]} when it enrolled")
+        loss = metrics.get("loss")
+        if not isinstance(loss, float) or not np.isfinite(loss):
+            raise RefusedError(f"its loss is {loss!r}, not a finite number")
+        arrays = arrays_of(content, "up")
+        for key, value in self._read_upload(content).items():
+            self.strategy.bounds.check(key, value)
+        self.strategy.log_cast(arrays, {key: str(like.numpy().dtype) for key, like in self._templates.items()})
+        return Upload(arrays, loss)
+
+    def _read_upload(self, content: RecordDict) -> State:
+        arrays = arrays_of(content, "up")
+        expect(arrays, self._templates, "the upload")
+        return {key: tensor(arrays[key], key, like) for key, like in self._templates.items()}
+
+    def _tamper(self, t: int, replies: list[Message]) -> dict[str, list[int]]:
+        """Change the replies of clients that shall misbehave; return the faults and the clients that had them."""
+        if (injected := self.policies.faults) is None:
+            return {}
+        watched, who = tamper(
+            injected, t, replies, self.registry.nodes, self.state.watched, self._read_upload, replace_uploads
+        )
+        self.state.watched = watched
+        return self.clients.stragglers(t) | who

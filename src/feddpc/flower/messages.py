@@ -1,0 +1,273 @@
+"""The messages between server and clients: tensors as array records, the experiment, and what is read from replies.
+
+Readers do not trust their input. They check how an array was written, its type, its shape and its number of bytes
+before they use it. Nothing is unpickled, and nothing is allocated that the receiver did not expect.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc import methods
+from feddpc._version import __version__
+from feddpc.checks import check_int, coerce
+from feddpc.config import Config
+from feddpc.data.npy import Header, read_header
+from feddpc.errors import FeddpcError
+from feddpc.methods.base import Method, State
+from feddpc.models.flat import Flat
+
+R = TypeVar("R", ArrayRecord, MetricRecord)
+#: The longest header of an array that is read.
+HEADER = 1 << 12
+#: Names of records: the experiment, a reply's header, and in that header the reason why a client refuses a message.
+SPEC, REPLY, REFUSED = "orders", "reply", "refused"
+#: The record that says which one-time payload a client must have, and how a client says that it does not have it.
+SETUP, NO_SETUP = "setup", "this node does not have what the server hands out"
+
+
+class RefusedError(FeddpcError):
+    """A message that cannot be used, and why."""
+
+
+def pack(state: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return tensors as an array record."""
+    return ArrayRecord({key: Array(value.detach().cpu().numpy()) for key, value in state.items()})
+
+
+def unpack(record: ArrayRecord, device: torch.device | str = "cpu") -> State:
+    """Return a record's tensors, copied to torch's memory: with another alignment, sums may differ in the last bit."""
+    found = {key: peek(array, key) for key, array in record.items()}
+    try:
+        return {key: torch.from_numpy(np.array(values)).to(device, copy=True) for key, values in found.items()}
+    except TypeError as error:
+        raise RefusedError(f"an array is not made of numbers: {error}") from None
+
+
+def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> NDArray[Any]:
+    """Return a view of an array's numbers, without a copy; ``shape`` and ``dtype`` are what is expected, if anything.
+
+    Where a floating type is expected, any floating type passes: the receiver casts, and checks what comes of it.
+
+    >>> peek(Array(np.array([1.0, 2.0])), "w", (2,), "float64")
+    array([1., 2.])
+    >>> peek(Array(np.array([1.0, 2.0])), "w", (3,), "float64")
+    Traceback (most recent call last):
+    feddpc.flower.messages.RefusedError: w has shape (2,), not (3,)
+    """
+    if array.stype != "numpy.ndarray":
+        raise RefusedError(f"{name} was written as {array.stype!r}, not 'numpy.ndarray'")
+    # In a file of NumPy's, byte 6 is the version, and the header's length follows.
+    start = 10 if array.data[6:7] == b"\x01" else 12
+    start += int.from_bytes(array.data[8:start], "little")
+    try:
+        header = _header(array.data[: min(start, HEADER)])
+    except Exception as error:  # of any kind
+        raise RefusedError(f"{name} is no array: {error}") from None
+    if dtype is not None and str(header.dtype) != dtype and not header.dtype.kind == np.dtype(dtype).kind == "f":
+        raise RefusedError(f"{name} is {header.dtype}, not {dtype}")
+    if shape is not None and header.shape != shape:
+        raise RefusedError(f"{name} has shape {header.shape}, not {shape}")
+    if not header.fills(len(array.data) - start):
+        raise RefusedError(f"{name} has {len(array.data) - start} bytes, which is not {header.shape} of {header.dtype}")
+    values = np.frombuffer(array.data, header.dtype, header.numbers, start)
+    return values.reshape(header.shape, order="F" if header.by_columns else "C")
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(start: bytes) -> Header:
+    """Read the header of an array. A model's arrays have the same ones every time."""
+    return read_header(io.BytesIO(start))
+
+
+def tensor(array: Array, name: str, like: Tensor) -> Tensor:
+    """Return an array as a tensor of its own, of the type of ``like``, after checking shape and kind of numbers."""
+    values = peek(array, name, tuple(like.shape), str(like.numpy().dtype))
+    made = torch.empty(like.shape, dtype=like.dtype)
+    with np.errstate(over="ignore"):  # what the type cannot hold becomes infinite, and is refused as that
+        np.copyto(made.numpy(), values)
+    return made
+
+
+def cast_note(arrays: Mapping[str, Array], dtypes: Mapping[str, str]) -> str | None:
+    """Describe the first array that has another floating type than expected; return None if there is none."""
+    for name, dtype in dtypes.items():
+        if name in arrays and arrays[name].dtype != dtype:
+            return f"{name} came as {arrays[name].dtype} and is cast to {dtype}"
+    return None
+
+
+def expect(record: Mapping[str, Array], names: Iterable[str], what: str, optional: Iterable[str] = ()) -> None:
+    """Refuse a record that does not have exactly these ``names``; it may have those that are ``optional``."""
+    names, known = list(names), {*names, *optional}
+    missing, extra = [n for n in names if n not in record], [n for n in record if n not in known]
+    if missing:
+        raise RefusedError(f"{what} lacks {', '.join(missing[:3])}{' and more' if missing[3:] else ''}")
+    if extra:
+        raise RefusedError(
+            f"{what} has {', '.join(extra[:3])}{' and more' if extra[3:] else ''}, which is not expected"
+        )
+
+
+def layout_tag(shapes: Mapping[str, Iterable[int]]) -> str:
+    """Return a short name for a model's parameters: their names, order and shapes."""
+    text = ";".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
+    """Return an array record of a message; an absent one is empty."""
+    found = content.get(key)
+    return found if isinstance(found, ArrayRecord) else ArrayRecord()
+
+
+def only_record(content: RecordDict, kind: type[R]) -> R:
+    """Return the one record of a kind in a message, as Flower's strategies want it, or refuse the message.
+
+    Flower's own ``content.array_records`` ties the content into a cycle, so that a model would stay in memory until
+    the garbage collector comes.
+    """
+    found = [record for record in content.values() if isinstance(record, kind)]
+    if len(found) != 1:
+        what = kind.__name__.removesuffix("Record").lower()
+        raise RefusedError(f"it has {len(found)} {what} records, not one")
+    return found[0]
+
+
+#: Fields that a specification shares with a configuration; they are checked like those of a configuration.
+SHARED = ("seed", "clients", "batch_size", "epochs", "lr", "scaling", "augment", "precision")
+#: Limits that protect a node from a server that asks for too much work or memory.
+MOST_EPOCHS, MOST_SAMPLES, MOST_CLASSES = 1000, 10**8, 10**6
+
+
+@dataclass(frozen=True)
+class ExperimentSpec:
+    """What a client must know about the experiment. Every message carries it, and a client refuses another one."""
+
+    version: str
+    method: str
+    hyper: str  #: as JSON
+    layout: str  #: of the model's parameters
+    seed: int
+    clients: int
+    samples: int  #: of all clients and the server together
+    classes: int
+    batch_size: int
+    epochs: int
+    lr: float
+    scaling: str
+    augment: bool
+    precision: str
+
+    @classmethod
+    def of(cls, config: Config, method: Method, flat: Flat, classes: int, samples: int) -> ExperimentSpec:
+        """Return the specification of a configuration."""
+        return cls(
+            version=__version__,
+            method=method.name,
+            hyper=hyper_text(method),
+            layout=layout_tag(dict(zip(flat.names, flat.shapes, strict=True))),
+            samples=samples,
+            classes=classes,
+            **{name: getattr(config, name) for name in SHARED} | {"batch_size": config.batch_size or 1},
+        )
+
+    def record(self) -> ConfigRecord:
+        """Return the record for a message."""
+        return ConfigRecord(asdict(self))
+
+    @classmethod
+    def read(cls, content: RecordDict) -> ExperimentSpec:
+        """Return the specification in a message, or refuse a message of another version."""
+        found = content.get(SPEC)
+        if not isinstance(found, ConfigRecord):
+            raise RefusedError("the message has no experiment: it does not come from feddpc.flower.strategy")
+        if found.get("version") != __version__:
+            raise RefusedError(
+                f"the server runs feddpc {found.get('version')!s}, this node {__version__}: install the same on both"
+            )
+        wanted = {f.name for f in fields(cls)}
+        if set(found) != wanted:
+            raise RefusedError(
+                f"the message's experiment lacks {sorted(wanted - set(found))} and has {sorted(set(found) - wanted)}"
+            )
+        return cls(**_checked(dict(found)))
+
+    @property
+    def tag(self) -> str:
+        """A short name for this experiment; equal experiments have equal names."""
+        return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=8).hexdigest()
+
+    def build(self, own: Method | None) -> Method:
+        """Return the method; ``own`` is the only one that this node takes part in, if it has one."""
+        if own is not None:
+            if (own.name, hyper_text(own)) != (self.method, self.hyper):
+                raise RefusedError(
+                    f"the server runs {self.method} with {self.hyper}, this node was set up for {own.name} with "
+                    f"{hyper_text(own)}: use the same method on both"
+                )
+            return own
+        if self.method not in methods.names():  # not a path: a server must not choose what a node loads
+            raise RefusedError(f"this node knows no method {self.method!r}: give it to client_app(method=...)")
+        return methods.create(self.method, **hyper_of(self.hyper))
+
+
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a specification after checking their types and limits."""
+    config = Config.read({name: found[name] for name in SHARED} | {"cohort": 1})
+    texts = {name: coerce(name, found[name], str) for name in ("version", "method", "hyper", "layout")}
+    return {
+        **texts,
+        **{name: getattr(config, name) for name in SHARED},
+        "batch_size": check_int("batch_size", config.batch_size, 1),
+        "epochs": check_int("epochs", config.epochs, 1, MOST_EPOCHS),
+        "samples": check_int("samples", found["samples"], 0, MOST_SAMPLES),
+        "classes": check_int("classes", found["classes"], 1, MOST_CLASSES),
+    }
+
+
+def hyper_of(text: str) -> dict[str, Any]:
+    """Return hyper-parameters that :func:`hyper_text` wrote, or refuse them."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"the hyper-parameters {text[:80]!r} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise RefusedError(f"the hyper-parameters are {text[:80]!r}, not names with values")
+    return found
+
+
+def hyper_text(method: Method) -> str:
+    """Return a method's hyper-parameters as JSON."""
+    return json.dumps(method.hyper(), sort_keys=True)
+
+
+class Upload(NamedTuple):
+    """What a client sent, checked but still in its message."""
+
+    arrays: ArrayRecord
+    loss: float
+
+
+@dataclass(frozen=True)
+class UploadRows:
+    """One tensor of every upload, each read when it is asked for: a server that takes them one by one holds one."""
+
+    uploads: list[Upload]
+    key: str
+    like: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (tensor(upload.arrays[self.key], self.key, self.like) for upload in self.uploads)

@@ -1,0 +1,552 @@
+"""The Flower strategy: a method's server half, screening of replies, and a checkpoint after every round.
+
+There is one strategy class. How it exchanges messages with clients is an :class:`Exchange`: with an unchanged client
+app (``dropin.py``), with ``feddpc.flower.client_app`` (``exchange.py``), or under secure aggregation (``secure/``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from logging import INFO, WARNING
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from torch import Tensor
+
+from feddpc.checks import check_int
+from feddpc.config import Config
+from feddpc.errors import BadInputError
+from feddpc.flower import rounds
+from feddpc.flower.layout import Layout
+from feddpc.flower.messages import cast_note, only_record
+from feddpc.flower.rounds import Ints, Policies, RoundRecord, RunState, StepOutcome
+from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, averageable, describe_void_round, screen_replies
+from feddpc.methods.base import Cohort, Method, State
+from feddpc.runs import checkpoint
+from feddpc.runs.append_log import AppendLog
+from feddpc.runs.record import RunFolder, environment, is_run, line, summarize
+from feddpc.runs.runner import fingerprint, reopen
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+#: The file of a run folder that lists the replies that did not count.
+REFUSALS = "refused.jsonl"
+
+
+@dataclass
+class Received:
+    """The replies of a round after screening."""
+
+    ids: Ints  #: clients whose replies can be used, in rising order
+    nodes: Mapping[int, int]  #: node of every client
+    refused: list[Refusal]
+    dropped: set[int]  #: invited clients without a reply
+    uploads: list[Any]  #: of ``ids``, as the exchange reads them
+    expected: bool = True  #: whether a round without replies is an error, and not a draw of no clients
+    void: str | None = None  #: why the round does not count, if that is known already
+    faults: dict[str, list[int]] = field(default_factory=dict)  #: simulated faults, and the clients that had them
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What an exchange reports about a round that counts."""
+
+    loss: float = float("nan")
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+class Exchange(ABC):
+    """How a strategy and its clients exchange messages: whom it invites, what it sends, how it reads replies."""
+
+    strategy: MethodStrategy
+    policies = Policies()
+    reports_empty_rounds = True  #: whether a round without invited clients has metrics; in Flower's FedAvg it has none
+    buffers: Mapping[str, Array] = {}  #: arrays of the model that are not trained
+
+    def bind(self, strategy: MethodStrategy) -> None:
+        """Learn which strategy this exchange works for."""
+        self.strategy = strategy
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+        return self.strategy.method
+
+    @property
+    def state(self) -> RunState:
+        """The state of the run."""
+        return self.strategy.now
+
+    # Before the first round.
+
+    @abstractmethod
+    def describe(self, rounds: int) -> Config:
+        """Return the configuration that a run folder shows."""
+
+    @abstractmethod
+    def population(self) -> int:
+        """Return the number of clients."""
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the first model, if the exchange knows it."""
+        raise BadInputError("this strategy does not know the model: give start() the arrays of the first one")
+
+    def enroll(self, grid: Grid, timeout: float) -> None:  # noqa: B027
+        """Find out which clients are connected, before any file is read or written."""
+
+    def prepare(self, grid: Grid) -> None:  # noqa: B027
+        """Do what has to be done before the first round of this process."""
+
+    def run_notes(self) -> dict[str, dict[str, Any]]:
+        """Return what a run folder says once, by file name."""
+        return {"privacy": {"note": self.disclosure(), "disclosed": {}}}
+
+    def disclosure(self) -> str:
+        """Say what leaves a client."""
+        return self.method.privacy
+
+    def make_layout(self, arrays: ArrayRecord) -> Layout:
+        """Return how the first model's arrays map to its vector."""
+        return Layout(arrays)
+
+    def set_buffers(self, arrays: ArrayRecord) -> None:  # noqa: B027
+        """Take the buffers of a model from outside."""
+
+    def restore_buffers(self) -> None:  # noqa: B027
+        """Take the buffers of a run that is continued."""
+
+    # Every round.
+
+    @abstractmethod
+    def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Return the training messages of round ``t``."""
+
+    @abstractmethod
+    def receive(self, t: int, replies: Iterable[Message]) -> Received:
+        """Screen the replies of round ``t``."""
+
+    @abstractmethod
+    def cohort(self, t: int, ids: Ints) -> Cohort:
+        """Return what the server knows about clients ``ids`` in round ``t``."""
+
+    @abstractmethod
+    def stack(self, received: Received) -> State:
+        """Return the uploads as the method's server rule takes them."""
+
+    def step(self, t: int, received: Received) -> StepOutcome | None:
+        """Return the server's step; None if too few updates are within the bound on norms."""
+        cohort_of, least = partial(self.cohort, t), self.strategy.min_replies
+        uploads = self.stack(received)
+        return rounds.server_step(self.method, self.state, uploads, received.ids, cohort_of, self.policies, least)
+
+    @abstractmethod
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
+        """Report a round in which the updates of clients ``ids`` count, before the model moves."""
+
+    def evaluate(self, w: Tensor) -> tuple[float, float]:
+        """Return accuracy and loss of a model on the server's test set."""
+        return float("nan"), 0.0
+
+    def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Return the messages that ask clients to evaluate the model."""
+        return self.strategy.flower_evaluate_messages(t, arrays, config, grid)
+
+
+class MethodStrategy(FedAvg):
+    """A Flower strategy with the server half of ``method``.
+
+    Args:
+        method: the method.
+        exchange: how messages are exchanged with the clients.
+        bounds: what a reply may say.
+        min_replies: number of usable replies that a round needs to count. With fewer the round is void: the model and
+            the memories of clients stay, and the method's ``on_empty_round`` is called.
+        max_void_rounds: number of void rounds in a row that ends a run.
+        folder: where records and, after every round, a checkpoint go; a run that is there is continued.
+        flower: arguments of Flower's own ``FedAvg``: sampling, evaluation, names of records.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        exchange: Exchange,
+        *,
+        bounds: Bounds,
+        min_replies: int,
+        max_void_rounds: int,
+        folder: str | Path | None,
+        flower: dict[str, Any],
+    ) -> None:
+        super().__init__(**flower)
+        self.method, self.bounds = method, bounds
+        self.min_replies = check_int("min_replies", min_replies, 1)
+        self.max_void_rounds = check_int("max_void_rounds", max_void_rounds, 1)
+        self.folder = Path(folder) if folder is not None else None
+        self.records: list[RoundRecord] = []  #: of the rounds of this process
+        self.refusals: list[Refusal] = []  #: every reply that did not count, with its node and the reason
+        self.pending: list[Refusal] = []  #: those of evaluations and before round 1, for the next record
+        self.state: RunState | None = None
+        self._layout: Layout | None = None
+        self._run: RunFolder | None = None
+        self._refusal_log: AppendLog | None = None
+        self._past: list[dict[str, Any]] = []  # records of rounds before a restart
+        self._offset = 0
+        self._arrays = ArrayRecord()
+        self._void: list[str] = []  # the void rounds since the last one that counted, with their reasons
+        self._cast_logged = False
+        self.sent: list[Message] = []
+        self._began = 0.0
+        self.use(exchange)
+
+    def use(self, exchange: Exchange) -> None:
+        """Exchange messages in this way from now on."""
+        self.exchange = exchange
+        exchange.bind(self)
+
+    # Flower's interface.
+
+    def summary(self) -> None:
+        """Log the settings. Flower's wrappers call this first."""
+        refuse_privacy_wrappers(self)
+        super().summary()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run up to round ``num_rounds``, from round 1 or from the last checkpoint in ``folder``."""
+        try:
+            self.exchange.enroll(grid, timeout)
+            self.begin(initial_arrays, num_rounds)
+            self.exchange.prepare(grid)
+            done = self._offset = self.now.round
+            shifted = None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, self.evaluated(arrays))
+            result = super().start(
+                grid, self.arrays(), num_rounds - done, timeout, train_config, evaluate_config, shifted
+            )
+            result.arrays = self._arrays
+            for t, measured in self._measured(done).items():
+                theirs = result.evaluate_metrics_serverapp.get(t, MetricRecord())
+                result.evaluate_metrics_serverapp[t] = MetricRecord({**measured, **theirs})
+            for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+                setattr(result, name, {t + done: metrics for t, metrics in getattr(result, name).items()})
+            self._finish(num_rounds)
+        finally:
+            if self._run is not None:
+                self._run.close()
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Invite the clients of the round and send them the model."""
+        self._began = time.perf_counter()
+        refuse_privacy_wrappers(self)
+        self.sent = self.exchange.invite(self._offset + server_round, arrays, config, grid)
+        return self.sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen the replies, let the method's server rule move the model, and record the round."""
+        t = self._offset + server_round
+        received = self.exchange.receive(t, replies)
+        if received.void is not None or len(received.ids) < self.min_replies:
+            return self._close_void_round(t, received, self._too_few(t, received) if received.expected else None)
+        outcome = self.exchange.step(t, received)
+        ids = self._accepted(t, received, outcome)
+        if outcome is None:
+            return self._close_void_round(t, received, self._too_few_within_bound())
+        summary = self.exchange.summarize(received, ids, outcome)
+        notes = self.now.apply(self.method, outcome, ids) | summary.notes
+        self.mark_accepted(t, ids, received.nodes)
+        record = self._record_round(t, ids, received, loss=summary.loss, notes=notes)
+        return self.arrays(), MetricRecord({**summary.metrics, "replies": len(ids), **record.notes})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask clients to evaluate the model that the method's authors evaluate."""
+        self.sent = self.exchange.invite_evaluation(self._offset + server_round, self.evaluated(arrays), config, grid)
+        return self.sent
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average what clients measured; each reply is screened on its own."""
+        t = self._offset + server_round
+        nodes = {m.metadata.dst_node_id: i for i, m in enumerate(self.sent)}
+
+        def read(_: int, content: RecordDict) -> RecordDict:
+            self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
+            return content
+
+        good, refused = screen_replies(replies, self.sent, nodes, t, read)
+        self.pending += refused
+        usable = averageable(list(good.values()))
+        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
+
+    def flower_train_messages(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Return the training messages of Flower's own FedAvg."""
+        return list(super().configure_train(t, arrays, config, grid))
+
+    def flower_evaluate_messages(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Return the evaluation messages of Flower's own FedAvg."""
+        return list(super().configure_evaluate(t, arrays, config, grid))
+
+    def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
+        """Make one message per node; its group is the round, which Flower copies into every reply."""
+        group = str(record[self.configrecord_key]["server-round"])
+        return [Message(record, node, message_type, group_id=group) for node in node_ids]
+
+    # The model and the run.
+
+    @property
+    def now(self) -> RunState:
+        """The state of the run."""
+        assert self.state is not None, "the strategy has not begun"
+        return self.state
+
+    @property
+    def layout(self) -> Layout:
+        """How the model's arrays map to its vector."""
+        assert self._layout is not None, "the strategy has not begun"
+        return self._layout
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the first model, for ``start``."""
+        return self.exchange.initial_arrays()
+
+    def arrays(self) -> ArrayRecord:
+        """Return the present model as Flower's arrays."""
+        self._arrays = self.layout.record(self.now.w, self.exchange.buffers)
+        return self._arrays
+
+    def evaluated(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model to evaluate, which for some methods is another than the one that is trained."""
+        w = self.method.evaluated(self.now.w, self.now.server)
+        return arrays if w is self.now.w else self.layout.record(w, self.exchange.buffers)
+
+    def begin(self, arrays: ArrayRecord, num_rounds: int) -> None:
+        """Set the first model, or take the state from ``folder`` if a run is there."""
+        self.records, self.refusals, self._past = [], [], []
+        self._void, self._cast_logged = [], False
+        self._layout = self.exchange.make_layout(arrays)
+        self.reset(self._read_model(arrays))
+        self._arrays = arrays
+        if self.folder is not None:
+            self._open_folder(self.folder, num_rounds)
+        self.exchange.restore_buffers()
+
+    def set_model(self, arrays: ArrayRecord) -> None:
+        """Take a model from outside, if it is another one; the method's state stays."""
+        if arrays is not self._arrays:
+            self.now.w, self._arrays = self._read_model(arrays), arrays
+
+    def reset(self, w: Tensor) -> None:
+        """Set the state before round 1, with the model ``w``."""
+        self.state = rounds.begin_run(self.method, w, self.exchange.population())
+
+    def _read_model(self, arrays: ArrayRecord) -> Tensor:
+        """Return a whole model, not an update, as a vector; refuse one that is not finite."""
+        w = self.layout.vector(arrays)
+        for name, (a, b) in self.layout.spans.items():
+            if not bool(w[a:b].isfinite().all()):
+                raise BadInputError(f"array {name!r} of the model is not finite: start from finite weights")
+        self.exchange.set_buffers(arrays)
+        return w
+
+    def _open_folder(self, folder: Path, num_rounds: int) -> None:
+        config, about = self.exchange.describe(num_rounds), {"model": self.layout.tag}
+        if is_run(folder):
+            self._run, self._past, _ = reopen(folder, config, self.now, about)
+            log(INFO, "continuing %s after round %d", folder, self.now.round)
+        else:
+            self._run = RunFolder.create(folder)
+            self._run.note("environment", environment("flower", {}, "cpu", fingerprint(about, config)))
+            for name, note in self.exchange.run_notes().items():
+                self._run.note(name, note)
+            self._run.begin(config)
+        self._refusal_log = self._run.lines(REFUSALS)
+
+    def _measured(self, done: int) -> dict[int, MetricRecord]:
+        """Return what the server measured on its own test set, by the rounds of this process."""
+        measured = [r for r in self.records if np.isfinite(r.test_accuracy)]
+        return {r.round - done: MetricRecord({"accuracy": r.test_accuracy, "loss": r.test_loss}) for r in measured}
+
+    # The end of a round.
+
+    def mark_accepted(self, t: int, ids: Ints, nodes: Mapping[int, int]) -> None:
+        """Store that the replies of clients ``ids`` counted in round ``t``; clients learn it with the next message."""
+        of = torch.tensor([_signed(nodes[int(c)]) for c in ids], dtype=torch.int64)
+        self.now.clients.write(ids, {"node": of, "accepted": torch.full((len(ids),), t)})
+
+    def log_cast(self, arrays: ArrayRecord, dtypes: Mapping[str, str]) -> None:
+        """Log once per run that replies come in another floating type than the model's."""
+        if not self._cast_logged and (note := cast_note(arrays, dtypes)) is not None:
+            self._cast_logged = True
+            log(WARNING, "%s. Every reply in another floating type is cast; this is logged once per run", note)
+
+    def _accepted(self, t: int, received: Received, outcome: StepOutcome | None) -> Ints:
+        """Return the clients whose updates the server used; list the others as refused."""
+        ids = received.ids
+        if outcome is None:
+            reason, good = self._too_few_within_bound(), np.zeros(len(ids), bool)
+        else:
+            reason, good = "its update is much longer than usual, or the rule did not choose it", outcome.kept.numpy()
+        received.refused += [Refusal(t, received.nodes[client], client, reason) for client in ids[~good].tolist()]
+        return ids[good]
+
+    def _too_few(self, t: int, received: Received) -> str:
+        """Return why the round is void, and list usable replies as refused if there are too few of them."""
+        if received.void is not None:
+            return received.void
+        reason = f"it could be used, but fewer than {self.min_replies} could"
+        for client in received.ids.tolist():
+            received.refused.append(Refusal(t, received.nodes.get(client, 0), client, reason))
+        return f"fewer than {self.min_replies} replies can be used"
+
+    def _too_few_within_bound(self) -> str:
+        return f"fewer than {self.min_replies} updates are within the bound on norms"
+
+    def _close_void_round(
+        self, t: int, received: Received, void: str | None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Close a round in which no reply counts; ``void`` says why, if clients were expected to answer."""
+        cohort_of = partial(self.exchange.cohort, t)
+        notes = rounds.close_empty_round(self.method, self.now, cohort_of, self.exchange.policies)
+        record = self._record_round(t, received.ids[:0], received, void=void, notes=notes)
+        if void or not self.exchange.reports_empty_rounds:
+            return None, None
+        return self.arrays(), MetricRecord({"replies": 0, **record.notes})
+
+    def _record_round(
+        self,
+        t: int,
+        ids: Ints,
+        received: Received,
+        *,
+        notes: Mapping[str, float],
+        loss: float = float("nan"),
+        void: str | None = None,
+    ) -> RoundRecord:
+        """Record round ``t``, in which clients ``ids`` count, and save the state; too many void rounds raise."""
+        refused, dropped = received.refused, sorted(received.dropped)
+        why = f"round {t}: {void}: {describe_void_round(refused, dropped)}"
+        rejected = {r.client for r in refused if r.client is not None} - set(ids.tolist())
+        refused, self.pending = self.pending + refused, []
+        self.refusals += refused
+        self.now.round = t
+        accuracy, test_loss = self.exchange.evaluate(self.method.evaluated(self.now.w, self.now.server))
+        record = RoundRecord(
+            round=t,
+            test_accuracy=accuracy,
+            test_loss=test_loss,
+            train_loss=loss,
+            seconds=time.perf_counter() - self._began,
+            participants=ids.tolist(),
+            dropped=dropped,
+            rejected=sorted(rejected),
+            notes={**notes, "refused": float(len(refused))},
+            faults=received.faults,
+        )
+        self.records.append(record)
+        if self._run is not None:
+            self._run.append(record)
+            self._run.records.sync()
+            self._save(self._run, refused)
+        if len(ids):
+            self._void = []
+        else:
+            log(WARNING, "round %d: no reply counts%s", t, f": {void}" if void else "")
+        if void is not None:
+            self._void.append(why)
+            self._stop_if_void()
+        return record
+
+    def _stop_if_void(self) -> None:
+        if len(self._void) < self.max_void_rounds:
+            return
+        begin = "start again" if self.folder is None else f"start again with folder = {str(self.folder)!r} to continue"
+        raise VoidRoundsError(
+            f"no reply counted in {len(self._void)} rounds in a row (max_void_rounds = {self.max_void_rounds}): "
+            f"{' | '.join(self._void)}. Remove the cause and {begin}, or raise max_void_rounds"
+        )
+
+    def _save(self, run: RunFolder, refused: list[Refusal]) -> None:
+        """Write refusals, and then a checkpoint with the lengths of the files; without it, they do not count."""
+        assert self._refusal_log is not None
+        if refused:
+            self._refusal_log.append("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in refused).encode())
+            self._refusal_log.sync()
+        checkpoint.save(run.checkpoint, self.now, run.records.mark, beside={REFUSALS: self._refusal_log.mark})
+
+    def _finish(self, num_rounds: int) -> None:
+        last, self.pending = self.pending, []
+        self.refusals += last
+        if self._run is None:
+            return
+        if last:
+            self._save(self._run, last)
+        records = self._past + [json.loads(line(record)) for record in self.records]
+        checkpoint.save_model(self._run.path / "model.safetensors", self._named(self.now.w))
+        self._run.finish(summarize(self.exchange.describe(num_rounds), records, "finished", None))
+
+    def _named(self, w: Tensor) -> State:
+        named = {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}
+        named |= {name: torch.from_numpy(np.array(array.numpy())) for name, array in self.exchange.buffers.items()}
+        return {name: named[name] for name in self.layout.names}
+
+
+def _signed(node: int) -> int:
+    """Return a node's id, 64 bits without sign, as a number with one."""
+    return node - (1 << 64) if node >> 63 else node
+
+
+#: What Flower's privacy wrappers call on the strategy that they wrap, before any client trains.
+WRAPPER_CALLS = ("summary", "configure_train")
+
+
+def refuse_privacy_wrappers(strategy: Strategy) -> None:
+    """Raise if a Flower wrapper for differential privacy calls ``strategy``.
+
+    Such a wrapper clips the replies and adds noise for that length. A method that stretches updates afterwards (FedDPC
+    by up to 1 + lambda), or stores them without noise, makes the noise too small for the promised epsilon. A wrapper
+    does not tell the strategy that it is there, but it is among the callers.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # Only the locals of these functions are read: reading others would keep replies in memory.
+        caller = frame.f_locals.get("self") if frame.f_code.co_name in WRAPPER_CALLS else None
+        if isinstance(caller, Strategy) and caller is not strategy and _adds_noise(caller):
+            raise BadInputError(
+                f"{type(caller).__name__} around {type(strategy).__name__}: it clips what clients send, and the method "
+                "changes the length of the updates afterwards, so the noise would be too small for the promised "
+                "epsilon. Use feddpc.flower.strategy(..., privacy={...}) with feddpc.flower.client_app, which clips "
+                "after the method, or wrap Flower's own FedAvg"
+            )
+        frame = frame.f_back
+
+
+def _adds_noise(strategy: Strategy) -> bool:
+    """Return whether a strategy is one of Flower's wrappers for differential privacy, or is written like them."""
+    names = (cls.__name__ for cls in type(strategy).__mro__)
+    return hasattr(strategy, "noise_multiplier") or any(name.startswith("DifferentialPrivacy") for name in names)
