@@ -9,7 +9,8 @@ from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engines.loop import Loop
 from feddpc.experiment import prepare
-from feddpc.round.round import _exchange
+from feddpc.round.exchange import train_and_step
+from feddpc.round.federation import build_cohort
 from feddpc.round.state import RunState
 
 CLIENTS, COHORT = 8, 4
@@ -59,7 +60,8 @@ def plain(setting, method, ids, t=1, state=None):
     progress = RunState.begin(method, setting.w0, setting.federation.population)
     if state is not None:
         progress.w, progress.server = state[0].clone(), state[1]
-    _exchange(setting.federation, method, Loop(), progress, t, np.array(ids))
+    plan, cohort = build_cohort(setting.federation, method, progress, t, np.array(ids))
+    train_and_step(setting.federation, method, Loop(), progress, plan, cohort, {})
     return progress
 
 

@@ -136,10 +136,25 @@ def test_refusals_of_a_round_that_is_run_again_are_listed_once(tmp_path):
     assert [json.loads(line)["round"] for line in listed.splitlines()] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "name", ["rounds.jsonl", "refused.jsonl", "checkpoint/checkpoint.json", "checkpoint/round-0000002.safetensors"]
+DAMAGE = pytest.mark.parametrize(
+    "damage", [lambda data: data[:-2], lambda data: b"~" + data[1:], lambda data: b"", None]
 )
-@pytest.mark.parametrize("damage", [lambda data: data[:-2], lambda data: b"~" + data[1:], lambda data: b"", None])
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "round-0000002.safetensors"])
+@DAMAGE
+def test_a_damaged_checkpoint_costs_the_rounds_since_the_one_before(tmp_path, name, damage):
+    whole = plain_run(tmp_path / "whole", 3)
+    plain_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "checkpoint" / name
+    path.unlink() if damage is None else path.write_bytes(damage(path.read_bytes()))
+    with pytest.warns(UserWarning, match="of round 1"):
+        again = plain_run(tmp_path / "run", 3)
+    assert torch.equal(vector(again), vector(whole))
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "refused.jsonl"])
+@DAMAGE
 def test_a_damaged_file_is_named_and_nothing_is_changed(tmp_path, name, damage):
     whole = plain_run(tmp_path / "whole", 3)
     plain_run(tmp_path / "run", 2)

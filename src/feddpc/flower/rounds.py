@@ -74,11 +74,11 @@ def server_step(
     outcome = server_half.server_step(
         method, state.w, state.server, uploads, cohort_of(ids), rules, state.watched, minimum=min_clients
     )
+    state.watched = outcome.watched
     if outcome.step is None:
-        state.watched = outcome.watched
         return None
     if policies.faults is not None:
-        return outcome._replace(watched=policies.faults.saw(outcome.step.update, outcome.watched))
+        state.watched = policies.faults.saw(outcome.step.update, state.watched)
     return outcome
 
 

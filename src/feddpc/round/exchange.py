@@ -66,9 +66,9 @@ def train_and_step(
         cohort, ids = cohort.select(finite), ids[finite.cpu().numpy()]
 
     outcome = server_step(method, state.w, state.server, rows["uploads"], cohort, policies, state.watched)
-    kept = ids[outcome.kept.cpu().numpy()]
+    kept, state.watched = ids[outcome.kept.cpu().numpy()], outcome.watched
     if federation.faults is not None and outcome.step is not None:
-        outcome = outcome._replace(watched=federation.faults.saw(outcome.step.update, outcome.watched))
+        state.watched = federation.faults.saw(outcome.step.update, state.watched)
     notes = state.apply(method, outcome, kept)
     if not len(kept):
         return Exchange(kept, notes=notes, faults=faults)

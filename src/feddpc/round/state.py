@@ -91,7 +91,6 @@ class RunState:
 
     def apply(self, method: Method, outcome: StepOutcome, ids: Ints) -> dict[str, float]:
         """Move the model by what came of the uploads of clients ``ids``; return the method's notes."""
-        self.watched = outcome.watched
         step = outcome.step
         if step is None:
             self.server = method.on_empty_round(self.server)
