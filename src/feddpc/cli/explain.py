@@ -96,12 +96,9 @@ def _explain(name: str, as_json: bool) -> None:
     typer.echo(f"Reference: {facts['reference']}")
 
 
+@flags.config_flags("data", "clients", "partition", "alpha", "seed")
 def partition(
-    data: flags.Data = None,
-    clients: flags.Clients = None,
-    alpha: flags.Alpha = None,
-    partition: flags.PartitionName = None,
-    seed: Annotated[int | None, typer.Option(help="[default: 0]")] = None,
+    given: dict[str, Any],
     set_: flags.Set = None,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("partition.png"),
     as_json: flags.Json = False,
@@ -114,10 +111,7 @@ def partition(
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
 
-    given = {"data": data, "clients": clients, "alpha": alpha, "partition": partition, "seed": seed}
-    wanted = flags.wishes({k: v for k, v in given.items() if v is not None} | _small(clients), {}, set_, []).config(
-        Config().method
-    )
+    wanted = flags.wishes(given | _small(given.get("clients")), {}, set_, []).config(Config().method)
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data)

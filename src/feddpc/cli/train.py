@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
+from feddpc.config import may_change, per_run_keys
 from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
@@ -22,35 +23,11 @@ if TYPE_CHECKING:
 PAPER = "feddpc,fedavg,fedprox,fedexp,fedga,fedcm,fedvarp"
 
 
+@flags.config_flags()
 def run(
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="`feddpc methods` lists them; or FILE.py:CLASS. [default: feddpc]", rich_help_panel=flags.EXPERIMENT
-        ),
-    ] = None,
-    data: flags.Data = None,
-    model: flags.Model = None,
-    clients: flags.Clients = None,
-    cohort: flags.Cohort = None,
-    alpha: flags.Alpha = None,
-    partition: flags.PartitionName = None,
-    participation: flags.Participation = None,
-    dropout: flags.Dropout = None,
-    faults: flags.Faults = None,
-    scaling: flags.Scaling = None,
+    given: dict[str, Any],
     config: flags.ConfigFile = None,
     like: flags.Like = None,
-    rounds: flags.Rounds = None,
-    lr: flags.Lr = None,
-    server_lr: flags.ServerLr = None,
-    batch_size: flags.BatchSize = None,
-    epochs: flags.Epochs = None,
-    seed: Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=flags.TRAINING)] = None,
-    device: flags.Device = None,
-    engine: flags.Engine = None,
-    client_memory: flags.ClientMemory = None,
-    threads: flags.Threads = None,
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
@@ -60,7 +37,6 @@ def run(
     as_json: flags.Json = False,
 ) -> None:
     """Train one model with one method."""
-    given = flags.given(locals(), "method", "seed")
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
     out = _folder(out, resume, "run")
@@ -110,36 +86,15 @@ def run(
     _exit(stop.wanted, [outcome.status])
 
 
+@flags.config_flags(without=per_run_keys())
 def compare(
+    given: dict[str, Any],
     methods: Annotated[
         str | None,
-        typer.Option(
-            help=f"Names with commas between them, or all. [default: {PAPER}]", rich_help_panel=flags.EXPERIMENT
-        ),
+        typer.Option(help=f"Names with commas between them, or all. [default: {PAPER}]", rich_help_panel="Method"),
     ] = None,
-    data: flags.Data = None,
-    model: flags.Model = None,
-    clients: flags.Clients = None,
-    cohort: flags.Cohort = None,
-    alpha: flags.Alpha = None,
-    partition: flags.PartitionName = None,
-    participation: flags.Participation = None,
-    dropout: flags.Dropout = None,
-    faults: flags.Faults = None,
-    scaling: flags.Scaling = None,
+    seeds: flags.Seeds = None,
     config: flags.ConfigFile = None,
-    rounds: flags.Rounds = None,
-    lr: flags.Lr = None,
-    server_lr: flags.ServerLr = None,
-    batch_size: flags.BatchSize = None,
-    epochs: flags.Epochs = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Numbers with commas between them. [default: 0]", rich_help_panel=flags.TRAINING)
-    ] = None,
-    device: flags.Device = None,
-    engine: flags.Engine = None,
-    client_memory: flags.ClientMemory = None,
-    threads: flags.Threads = None,
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
@@ -149,7 +104,7 @@ def compare(
         typer.Option(
             min=1,
             help="Runs at a time, for a GPU that small models leave idle; each then takes longer than alone.",
-            rich_help_panel=flags.TRAINING,
+            rich_help_panel=flags.EXECUTION,
         ),
     ] = 1,
     track: flags.Track = None,
@@ -157,7 +112,6 @@ def compare(
     as_json: flags.Json = False,
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
-    given = flags.given(locals())
     out = _folder(out, resume, "comparison")
     from feddpc.methods import refuse_code
     from feddpc.runs.runner import Stop
@@ -211,14 +165,12 @@ def _folder(out: Path | None, resume: bool, kind: str) -> Path:
 
 def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
     """Return the configuration of a run to continue; little may change, and nothing of what was computed."""
-    from feddpc.config import MAY_CHANGE
-
-    asked = {k: v for k, v in values.items() if k not in MAY_CHANGE} | ({"hyper": hyper} if hyper else {})
+    asked = {k: v for k, v in values.items() if k not in may_change()} | ({"hyper": hyper} if hyper else {})
     if different := stored.differences(asked):
         raise RunFolderError(
             f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
         )
-    return type(stored).read({**stored.asdict(), **{k: values[k] for k in MAY_CHANGE if k in values}})
+    return type(stored).read({**stored.asdict(), **{k: values[k] for k in may_change() if k in values}})
 
 
 def _again(like: Path, wishes: Overrides, method: str, quiet: bool) -> RerunPlan:

@@ -7,11 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddpc.config import PARTS
+from feddpc.config import execution_keys, option_tables
 from feddpc.runs.record import StoredRun
-
-#: None of these decides what a run computes, only how fast: they part runs only where one seed would be counted twice.
-_HOW = ("engine", "device", "threads", "client_memory")
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,11 @@ class Group:
 
 
 def groups(runs: Sequence[StoredRun]) -> list[Group]:
-    """Put runs together that differ in nothing but the seed, in the order in which they first appear."""
-    aside: tuple[str, ...] = ("seed", *_HOW)
+    """Group the runs that differ only in the seed, in the order in which they first appear.
+
+    Keys that change only where and how fast a run computes separate runs only where one seed would be counted twice.
+    """
+    aside: tuple[str, ...] = ("seed", *execution_keys())
     parts = _parts(runs, aside)
     if any(len({run.config.seed for run in part}) < len(part) for part in parts):
         aside = ("seed",)
@@ -44,10 +44,10 @@ def groups(runs: Sequence[StoredRun]) -> list[Group]:
 
 def settings(run: StoredRun, aside: Iterable[str] = ("seed",)) -> dict[str, Any]:
     """Return the configuration without method and hyper-parameters, options spelled as the command line spells them."""
-    left_out = {"method", "hyper", *PARTS.values(), *aside}
+    left_out = {"method", "hyper", *option_tables().values(), *aside}
     values = run.config.asdict()
     plain = {k: v for k, v in values.items() if k not in left_out}
-    return plain | {f"{part}.{k}": v for part, name in PARTS.items() for k, v in values[name].items()}
+    return plain | {f"{part}.{k}": v for part, name in option_tables().items() for k, v in values[name].items()}
 
 
 def status(run: StoredRun) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import models
-from feddpc.config import Config
+from feddpc.config import Config, options_by_choice
 from feddpc.data import names
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Setting
@@ -21,14 +21,6 @@ SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "th
 WITHOUT_DIGEST = "0.1.0"
 #: Fingerprints without which nothing of a run can come out again.
 WORLD = ("data", "all data", "partition")
-#: Options that belong to a choice, and go with it.
-OPTIONS_OF = {
-    "method": "hyper",
-    "model": "model_options",
-    "partition": "partition_options",
-    "participation": "participation_options",
-    "rule": "rule_options",
-}
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class RerunPlan:
             raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
         values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
         base = Config.read(values)
-        for key, options in OPTIONS_OF.items():
+        for key, options in options_by_choice().items():
             if given.get(key, values[key]) != values[key]:
                 values[options] = {}
         if given.get("method", stored.method) != stored.method:
