@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from feddpc.checks import coerce
 from feddpc.errors import BadInputError, unknown
+from feddpc.registry import is_code
 
 Options = dict[str, Any]
 #: Groups of keys, in the order of the help text and of the reference page.
@@ -332,6 +333,16 @@ def options_by_choice() -> dict[str, str]:
 def plain_keys() -> tuple[str, ...]:
     """Return the keys whose value is no table: those that ``--set KEY=VALUE`` and flags set directly."""
     return tuple(name for name, facts in keys().items() if not facts.options_of)
+
+
+def code_in(values: Mapping[str, Any]) -> list[str]:
+    """Return which values of a configuration are code in a file.
+
+    >>> code_in({"model": "mine.py:Net", "data": "digits", "rounds": 3})
+    ['mine.py:Net']
+    """
+    named = [values[name] for name, facts in keys().items() if facts.kind and name in values]
+    return [value for value in named if isinstance(value, str) and is_code(value)]
 
 
 def choices_of(name: str) -> tuple[str, ...]:

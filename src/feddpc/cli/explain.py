@@ -10,6 +10,7 @@ import typer
 
 from feddpc.cli import flags
 from feddpc.errors import BadInputError
+from feddpc.registry import short_name
 
 
 def methods(
@@ -119,7 +120,11 @@ def partition(
     dealt = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
     summary = partitions.summary(dealt, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
-    title = f"{wanted.data}: {wanted.partition}" + (f" ({terms})" if terms else "") + f", seed {wanted.seed}"
+    title = (
+        f"{short_name(wanted.data)}: {short_name(wanted.partition)}"
+        + (f" ({terms})" if terms else "")
+        + f", seed {wanted.seed}"
+    )
     with explain_os_errors(out):
         partition_picture.draw(
             dealt.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title

@@ -12,8 +12,9 @@ import typer
 
 from feddpc.cli import flags
 from feddpc.cli.commands import Command, Group
-from feddpc.config import per_run_keys
+from feddpc.config import code_in, per_run_keys
 from feddpc.errors import BadInputError, RunFolderError, unknown
+from feddpc.registry import refuse_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +158,6 @@ def _plan(
     select: str | None,
 ) -> SweepPlan:
     """Return what was asked for; where a sweep is in ``out``, what is not said is as there."""
-    from feddpc.methods import refuse_code
     from feddpc.study.choose import BY
     from feddpc.study.plan import SweepPlan, make_space, stored
 
@@ -165,8 +165,10 @@ def _plan(
         raise unknown("way to choose", select, BY)
     before = stored(out)
     asked = flags.method_names(methods, table.get("methods"))
-    if before and not asked:
-        refuse_code(out, before.methods, [])
+    if before:
+        named = {**table, **given}
+        code = [*([] if asked else before.methods), *code_in({**before.wishes.values, **named})]
+        refuse_code(out, code, code_in(named))
     names = asked or (list(before.methods) if before else ["feddpc"])
     numbers = flags.seed_numbers(seeds, table.get("seeds")) or (list(before.seeds) if before else [0])
     base = before.wishes if before else None

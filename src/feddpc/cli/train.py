@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
-from feddpc.config import may_change, per_run_keys
+from feddpc.config import code_in, may_change, per_run_keys
 from feddpc.errors import BadInputError, RunFolderError
+from feddpc.registry import refuse_code, short_name
 
 if TYPE_CHECKING:
     from feddpc.config import Config
@@ -43,7 +44,6 @@ def run(
     from feddpc.config import Config
     from feddpc.experiment import make_method, prepare
     from feddpc.method_setup import with_reserve
-    from feddpc.methods import refuse_code
     from feddpc.runs.record import load_config
     from feddpc.runs.runner import Stop, execute
 
@@ -54,7 +54,7 @@ def run(
     if not isinstance(name, str):
         raise BadInputError(f"method = {name!r}: must be one name; `feddpc compare` takes several")
     if like is not None or stored is not None:
-        refuse_code(like or out, [name], [str(given.get("method")), str(table.get("method"))])
+        refuse_code(like or out, code_in({**base.asdict(), **table, **given}), code_in({**table, **given}))
     wishes = flags.wishes(given, table, set_, [name])
     again = _again(like, wishes, name, quiet) if like is not None else None
     wishes.values.setdefault("threads", "auto")
@@ -113,7 +113,6 @@ def compare(
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
     out = _folder(out, resume, "comparison")
-    from feddpc.methods import refuse_code
     from feddpc.runs.runner import Stop
     from feddpc.study import compare as comparison
 
@@ -125,7 +124,9 @@ def compare(
     names = flags.method_names(methods, table.get("methods"))
     numbers = flags.seed_numbers(seeds, table.get("seeds"))
     if planned:  # what is there goes on; flags may add to it
-        refuse_code(out, planned.methods, names or [])
+        asked = {**table, **given}
+        code = [*planned.methods, *code_in({**planned.wishes.values, **asked})]
+        refuse_code(out, code, [*(names or []), *code_in(asked)])
         names = list(dict.fromkeys([*planned.methods, *(names or [])]))
         numbers = list(dict.fromkeys([*planned.seeds, *(numbers or [])]))
     names, numbers = names or PAPER.split(","), numbers or [0]
@@ -244,7 +245,7 @@ def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
     from feddpc.report.failures import noted
     from feddpc.storage import explain_os_errors
 
-    title = f"{config.data}: {config.partition}, {config.clients} clients, seed {config.seed}"
+    title = f"{short_name(config.data)}: {short_name(config.partition)}, {config.clients} clients, seed {config.seed}"
     with noted(path, failures), explain_os_errors(path):
         from feddpc.report import partition_picture
 

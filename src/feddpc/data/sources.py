@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddpc.data import cache as store
-from feddpc.data import cifar, digits, idx, images, npz, tiny_imagenet, ways
+from feddpc.data import cifar, digits, idx, images, npz, own, tiny_imagenet, ways
 from feddpc.data.dataset import Dataset
 from feddpc.data.specs import SPECS, Spec, spec
 from feddpc.data.tree import open_tree
@@ -50,6 +50,7 @@ def names() -> tuple[str, ...]:
 def load(name_or_path: PathLike, *, cache: PathLike | None = None) -> Dataset:
     """Return a data set by name, or from a path: an ``.npz``, an image folder, or official files in any of their forms.
 
+    A function of the user's own may be registered, or named as ``FILE.py:FUNCTION``.
     A known name means the known data set even where a file is called the same: write ``./digits`` for the file.
 
     >>> load("digits")
@@ -58,6 +59,8 @@ def load(name_or_path: PathLike, *, cache: PathLike | None = None) -> Dataset:
     text = os.fspath(name_or_path)
     if text in SPECS:
         return _load_known(SPECS[text], store.root(cache))
+    if own.is_own(text):
+        return own.load_own(text)
     path = Path(text).expanduser()
     if path.exists():
         return _load_path(path)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddpc.config import execution_keys, option_tables
+from feddpc.config import execution_keys, keys, option_tables
+from feddpc.registry import short_name
 from feddpc.runs.record import StoredRun
 
 
@@ -21,7 +22,7 @@ class Group:
     @property
     def method(self) -> str:
         """Name of the method."""
-        return self.runs[0].config.method
+        return short_name(self.runs[0].config.method)
 
     @property
     def hyper(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def settings(run: StoredRun, aside: Iterable[str] = ("seed",)) -> dict[str, Any]
     """Return the configuration without method and hyper-parameters, options spelled as the command line spells them."""
     left_out = {"method", "hyper", *option_tables().values(), *aside}
     values = run.config.asdict()
-    plain = {k: v for k, v in values.items() if k not in left_out}
+    plain = {k: short_name(v) if keys()[k].kind else v for k, v in values.items() if k not in left_out}
     return plain | {f"{part}.{k}": v for part, name in option_tables().items() for k, v in values[name].items()}
 
 
@@ -111,5 +112,5 @@ def _labels(runs: Sequence[StoredRun], aside: Sequence[str]) -> list[str]:
         hyper = run.config.hyper
         own = differing([r.config.hyper for r in runs if r.config.method == run.config.method])
         words = [f"{k}={show(table[k])}" for table, keys in ((hyper, own), (other, apart)) for k in keys if k in table]
-        labels.append(show(" ".join([run.config.method, *words])))
+        labels.append(show(" ".join([short_name(run.config.method), *words])))
     return labels

@@ -11,8 +11,10 @@ from typing import Any
 from feddpc import models
 from feddpc.config import Config, options_by_choice
 from feddpc.data import names
+from feddpc.data.own import is_own
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Setting
+from feddpc.registry import is_code
 from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records
 
 #: What of the surroundings may change a result, if only its last digits.
@@ -93,9 +95,9 @@ class RerunPlan:
     def refuse_missing(self, *, data: bool, model: bool, partition: bool) -> None:
         """Raise if the run was made of things that its folder only names, and that are not given here."""
         config, elsewhere = self.config, "give it to feddpc.rerun in Python, or choose another here"
-        if not data and config.data not in names() and not Path(config.data).expanduser().exists():
+        if not data and not (config.data in names() or is_own(config.data) or Path(config.data).expanduser().exists()):
             raise BadInputError(f"{self.folder} was made with the data {config.data!r}, not found here: {elsewhere}")
-        if not model and config.model not in models.names():
+        if not model and config.model not in models.names() and not is_code(config.model):
             raise BadInputError(f"{self.folder} was made with a module of its maker's, {config.model}: {elsewhere}")
         if not partition and config.partition == "given":
             raise BadInputError(f"{self.folder} was made with index lists, which it does not hold: {elsewhere}")
