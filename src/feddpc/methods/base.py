@@ -119,7 +119,6 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    absent: ClassVar[Mapping[str, Any]] = {}  #: hyper-parameters that came later, and what runs before had
     reference: ClassVar[str] = ""
     costs: ClassVar[Costs] = Costs()
     #: What of a model it uses beside the whole, e.g. ``features``; a model without is refused.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -77,7 +77,6 @@ class FedDPC(Method):
     tensor([0.0000, 6.5000])
     """
 
-    absent: ClassVar[Mapping[str, Any]] = {"max_scale": 0.0}
     name: ClassVar[str] = "feddpc"
     title: ClassVar[str] = "FedDPC"
     reference: ClassVar[str] = (

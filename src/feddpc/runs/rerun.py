@@ -19,8 +19,6 @@ from feddpc.runs.record import config_digest, environment, load_config, read_jso
 
 #: What of the surroundings may change a result, if only its last digits.
 SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "threads")
-#: The version that did not note what its configuration was.
-WITHOUT_DIGEST = "0.1.0"
 #: Fingerprints without which nothing of a run can come out again.
 WORLD = ("data", "all data", "partition")
 
@@ -72,8 +70,7 @@ class RerunPlan:
         stored, about = load_config(folder), _environment(folder)
         if stored.engine == "flower":
             raise BadInputError(f"{folder} is of a federation over Flower: its clients' data are not here")
-        digest = about["fingerprint"].get("configuration")
-        if digest != config_digest(stored) and not (digest is None and about.get("feddpc") == WITHOUT_DIGEST):
+        if about["fingerprint"].get("configuration") != config_digest(stored):
             raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
         values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
         base = Config.read(values)
