@@ -105,6 +105,15 @@ def test_tables_show_names_not_paths():
     assert invoke("compare", "--resume", "--out", "c/one", "--model", "own.py:Net", "--quiet").exit_code == 0
 
 
+def test_a_sweep_of_ones_own_model():
+    sweep = ["sweep", *QUICK, "--methods", "fedavg", "--grid", "lr=0.1,0.3", "--out", "s"]
+    assert invoke(*sweep, "--model", "own.py:Net").exit_code == 0
+    for again in (["sweep", "--out", "s"], ["sweep", "show", "s"]):
+        with pytest.raises(BadInputError, match="names code, own"):
+            invoke(*again)
+    assert invoke("sweep", "--out", "s", "--model", "own.py:Net", "--quiet").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("flag", "name", "message"),
     [
@@ -179,7 +188,7 @@ def test_what_cannot_be_registered():
         feddpc.register("method", "x", torch.nn.Linear)
 
 
-@pytest.mark.parametrize("name", [n for n, facts in config.keys().items() if facts.choices])
+@pytest.mark.parametrize("name", [n for n, facts in config.keys().items() if facts.kind and facts.choices])
 def test_the_configuration_lists_what_is_registered(name):
     registered = REGISTRIES[config.keys()[name].kind].names()
     if name == "participation":

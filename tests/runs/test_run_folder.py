@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import json
 import os
-import re
 import shutil
 import stat
 from pathlib import Path
@@ -395,16 +394,6 @@ def test_files_have_the_mode_that_the_user_wants(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "note").stat().st_mode) == 0o600
-
-
-def test_a_hyper_parameter_that_came_later_is_what_it_was_not(tmp_path):
-    """Runs of FedDPC before there was a bound on the factor had none."""
-    run(tmp_path / "r")
-    path = tmp_path / "r" / "config.toml"
-    text = path.read_text()
-    assert "max_scale = 0.0" in text
-    path.write_text(re.sub("max_scale = .*\n", "", text))
-    assert record.load_config(tmp_path / "r").hyper["max_scale"] == 0.0
 
 
 def test_other_samples_are_other_data():

@@ -81,10 +81,17 @@ def _type(name: str) -> Any:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return what a flag says: a table from pairs or from a file, a number for ``threads``."""
+    """Return what a flag says: a table from pairs or a file, a number or truth value where the key takes those too.
+
+    >>> _value("threads", "2"), _value("threads", "auto"), _value("model", "2")
+    (2, 'auto', '2')
+    """
+    from feddpc.config import parse_set
+
     if keys()[name].options_of:
         return _pairs(value)
-    return int(value) if isinstance(value, str) and name == "threads" and value.isdecimal() else value
+    both = {int, float, bool} & set(typing.get_args(types_of_keys()[name]))
+    return parse_set(f"{name}={value}")[1] if isinstance(value, str) and both else value
 
 
 def _pairs(text: str) -> dict[str, Any]:

@@ -138,6 +138,8 @@ def show(
     for other in plans[1:]:
         if different := differences(plans[0], other):
             raise RunFolderError(f"the folders hold different sweeps ({'; '.join(different)}): show them one by one")
+    for plan in plans:  # `feddpc report` reads the runs without their code
+        refuse_code(folders[0], [*plan.methods, *code_in(plan.wishes.values)], [])
     outcomes = gather(plans[0], folders) if plans else scan(folders)
     if not outcomes:
         raise RunFolderError(f"{folders[0]} holds no sweep: give a folder that `feddpc sweep` wrote")
