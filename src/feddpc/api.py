@@ -172,7 +172,8 @@ def simulate(
 
     Args:
         data: a known name, a path, a :class:`Dataset`, or ``(x_train, y_train, x_test, y_test)`` arrays or tensors.
-        model: a module without buffers (it is copied, and its weights are the initial model), or a known name.
+        model: a module without buffers (it is copied, and its weights are the initial model), or a known name. Names of
+            data, model and partition may be registered (:func:`register`) or in a file, ``FILE.py:NAME``.
         method: a method, its class, or its name (hyper-parameters then through ``hyper={...}``).
         rounds: communication rounds.
         clients: population; ignored when ``partition`` is given as index lists.
