@@ -100,19 +100,14 @@ class Config:
     )
     dropout: float = key(0.0, "Probability that a sampled client never answers.", "federation")
     weighting: Literal["uniform", "samples"] = key(
-        "uniform",
-        "Weights of the clients in the mean: equal, or proportional to their numbers of samples.",
-        "training",
+        "uniform", "Weights of the clients in the mean: equal, or proportional to their numbers of samples.", "training"
     )
     rule: str = key(
         "mean",
         "A robust rule in place of the mean, with any method.",
         "robustness and privacy",
         kind="rule",
-        choices=(
-            *("mean", "median", "trimmed_mean", "krum", "multi_krum"),
-            *("centered_clipping", "geometric_median"),
-        ),
+        choices=(*("mean", "median", "trimmed_mean", "krum", "multi_krum"), *("centered_clipping", "geometric_median")),
     )
     rounds: int = key(100, "Communication rounds.", "training", may_change=True)
     lr: float = key(0.1, "Learning rate of the clients; `client_lr` in Python means the same.", "training")
