@@ -52,10 +52,10 @@ def test_it_runs_as_a_program():
 def test_a_file_must_say_which_class(tmp_path):
     two = tmp_path / "two.py"
     two.write_text("from feddpc.methods import Method\nclass A(Method): pass\nclass B(Method): pass\n")
-    with pytest.raises(BadInputError, match="defines 2 methods"):
+    with pytest.raises(BadInputError, match="defines 2 "):
         methods.get(str(two))
     assert methods.get(f"{two}:B").name == "b"
-    with pytest.raises(BadInputError, match="unknown class"):
+    with pytest.raises(BadInputError, match="unknown method in"):
         methods.get(f"{two}:C")
     with pytest.raises(BadInputError, match="there is no file"):
         methods.get("absent.py:A")
@@ -80,4 +80,4 @@ def test_registering_makes_it_known():
         assert "fedavgm" in methods.names()
         assert methods.create("fedavgm", beta=0.1).beta == 0.1
     finally:
-        methods._REGISTRY.pop("fedavgm")
+        methods.METHODS.entries.pop("fedavgm")

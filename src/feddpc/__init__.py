@@ -1,8 +1,9 @@
 """feddpc: federated learning when clients' data differ and few clients show up.
 
-``feddpc.simulate`` trains your own module on your own data, ``feddpc.rerun`` makes a run again; ``feddpc.methods``
-holds the methods, ``feddpc.models`` the networks, ``feddpc.data`` the data sets, ``feddpc.quadratic`` the problem with
-closed-form answers. Everything is imported on first use, so that ``import feddpc`` costs nothing.
+``feddpc.simulate`` trains your own module on your own data, ``feddpc.rerun`` repeats a run, ``feddpc.register`` adds a
+model, a data set, a partition or another part under a name of its own. ``feddpc.methods`` holds the methods,
+``feddpc.models`` the networks, ``feddpc.data`` the data sets, ``feddpc.quadratic`` the problem with closed-form
+answers. Everything is imported on first use, so that ``import feddpc`` costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from feddpc._version import __version__
 
 if TYPE_CHECKING:
     from feddpc import data, methods, models, quadratic
-    from feddpc.api import Rerun, Result, rerun, simulate
+    from feddpc.api import Rerun, Result, register, rerun, simulate
     from feddpc.data import Dataset
     from feddpc.methods import Method
 
@@ -28,11 +29,12 @@ __all__ = [
     "methods",
     "models",
     "quadratic",
+    "register",
     "rerun",
     "simulate",
 ]
 
-_HOMES = dict.fromkeys(("simulate", "rerun", "Result", "Rerun"), "feddpc.api")
+_HOMES = dict.fromkeys(("simulate", "rerun", "register", "Result", "Rerun"), "feddpc.api")
 _HOMES |= {"Dataset": "feddpc.data", "Method": "feddpc.methods"}
 
 

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
 from feddpc import methods
-from feddpc.config import Config
+from feddpc.config import Config, code_in
 from feddpc.data import Dataset, load
-from feddpc.data.partition import Partition
-from feddpc.errors import BadInputError
+from feddpc.data.own import DATA
+from feddpc.data.partition import PARTITIONS, Partition
+from feddpc.errors import BadInputError, unknown
 from feddpc.experiment import Setting, prepare
 from feddpc.method_setup import with_reserve
 from feddpc.methods.base import Method
+from feddpc.models import MODELS
+from feddpc.registry import Registry, refuse_code, short_name
 from feddpc.report import figures
+from feddpc.robust.rules import RULES
+from feddpc.round.sampling import SAMPLERS
+from feddpc.runs.engine_choice import ENGINES
 from feddpc.runs.record import StoredRun
 from feddpc.runs.rerun import RerunPlan, RerunReport
 from feddpc.runs.resumable import check_resumable
@@ -33,6 +40,45 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
+
+#: Everything that a configuration chooses by name.
+REGISTRIES: dict[str, Registry[Any]] = {
+    "method": methods.METHODS,
+    "model": MODELS,
+    "data": DATA,
+    "partition": PARTITIONS,
+    "sampler": SAMPLERS,
+    "rule": RULES,
+    "engine": Registry("engine", cast(dict[str, Callable[..., Any]], ENGINES)),
+}
+
+
+def register(kind: str, name: str, thing: Any = None) -> Any:
+    """Make ``thing`` known by ``name`` to :func:`simulate`, the configuration and the command line of this process.
+
+    ``kind`` is method, model, data, partition, sampler, rule or engine. A model is a module class, or a function that
+    returns a module; it gets what it names of ``classes``, ``channels``, ``size`` and ``shape``. A data set is a
+    function that returns a :class:`Dataset` or (x_train, y_train, x_test, y_test). A partition is a function of
+    ``labels``, ``clients`` and ``seed`` that returns a list with the sample indices of each client. Other parameters
+    with defaults are options: ``model_options={...}``, ``--set model.KEY=VALUE``. Without ``thing``, this is a
+    decorator.
+
+    >>> @register("partition", "alternating")
+    ... def alternating(labels, clients):
+    ...     return [range(j, len(labels), clients) for j in range(clients)]
+    >>> simulate(rounds=1, clients=20, cohort=2, partition="alternating", engine="loop").status
+    'finished'
+    >>> del REGISTRIES["partition"].entries["alternating"]
+    """
+    if kind not in REGISTRIES:
+        raise unknown("kind", kind, REGISTRIES)
+    if thing is None:
+        return functools.partial(register, kind, name)
+    if kind == "method":
+        if not (isinstance(thing, type) and issubclass(thing, Method)):
+            raise _wrong_type("method", thing, "a subclass of feddpc.Method")
+        thing.name = thing.name or name
+    return REGISTRIES[kind].register(name, thing)
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +98,8 @@ class Result:
     def _facts(self) -> list[str]:
         config, best = self.config, self.summary["best_accuracy"]
         facts = [
-            f"{config.method} on {config.data}, {len(self.records)} of {config.rounds} rounds, {self.status}",
+            f"{short_name(config.method)} on {short_name(config.data)}, "
+            f"{len(self.records)} of {config.rounds} rounds, {self.status}",
             "no test accuracy" if best is None else f"best test accuracy {100 * best:.2f} %",
         ]
         return facts if self.folder is None else [*facts, str(self.folder)]
@@ -125,7 +172,8 @@ def simulate(
 
     Args:
         data: a known name, a path, a :class:`Dataset`, or ``(x_train, y_train, x_test, y_test)`` arrays or tensors.
-        model: a module without buffers (it is copied, and its weights are the initial model), or a known name.
+        model: a module without buffers (it is copied, and its weights are the initial model), or a known name. Names of
+            data, model and partition may be registered (:func:`register`) or in a file, ``FILE.py:NAME``.
         method: a method, its class, or its name (hyper-parameters then through ``hyper={...}``).
         rounds: communication rounds.
         clients: population; ignored when ``partition`` is given as index lists.
@@ -207,8 +255,7 @@ def rerun(
         own = _Own.of(data=data, model=model, method=method, partition=partition)
         again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
-        if own.method is None:
-            methods.refuse_code(Path(folder), [again.config.method], [str(own.values.get("method"))])
+        refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
         setting, stop = own.setting(again.config, chosen), Stop()
         with stop.on_callers_interrupt():

@@ -1,4 +1,9 @@
-"""The configuration of a run: one flat, frozen record, read from TOML and flags, written back complete."""
+"""The configuration of a run: one flat, frozen record, read from TOML and flags, written back complete.
+
+Every key is a field of :class:`Config` and carries its facts as metadata (:class:`Key`): help text, group, choices,
+whether it changes the numbers. The flags of the command line, ``--set``, the reference page and the lists of keys that
+other modules need are all derived from there.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +20,36 @@ from typing import Any, Literal
 
 from feddpc.checks import coerce
 from feddpc.errors import BadInputError, unknown
+from feddpc.registry import is_code
 
 Options = dict[str, Any]
-#: How `--set PREFIX.KEY=VALUE` reaches the options of a part.
-PARTS = {
-    "model": "model_options",
-    "partition": "partition_options",
-    "participation": "participation_options",
-    "privacy": "privacy",
-    "rule": "rule_options",
-    "screen": "screen",
-    "faults": "faults",
-}
-#: What a resumed run may have otherwise than before.
-MAY_CHANGE = ("rounds", "client_memory")
+#: Groups of keys, in the order of the help text and of the reference page.
+GROUPS = ("method", "data", "federation", "training", "robustness and privacy", "execution")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """The facts about one key of the configuration."""
+
+    help: str  #: one or two sentences for the help text and the reference page
+    group: str  #: one of GROUPS
+    shown: str | None = None  #: the default in words, where the value alone says too little
+    kind: str | None = None  #: the registry from which the value is a name
+    choices: tuple[str, ...] = ()  #: names of that registry; a test compares the two
+    changes_numbers: bool = True  #: False: decides where and how fast a run computes, not what
+    may_change: bool = False  #: a resumed run may have another value
+    per_run: bool = False  #: differs between the runs of one study, which has ``methods`` and ``seeds``
+    options_of: str | None = None  #: a table with the options of this key; ``--set`` reaches it by this name
+
+
+def about(help: str, group: str, **facts: Any) -> dict[str, Key]:
+    """Return the metadata of a field."""
+    return {"key": Key(help=help, group=group, **facts)}
+
+
+def key(default: Any, help: str, group: str, **facts: Any) -> Any:
+    """Return a dataclass field with its facts."""
+    return field(default=default, metadata=about(help, group, **facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,42 +60,172 @@ class Config:
     5
     """
 
-    method: str = "feddpc"
-    data: str = "digits"
-    model: str = "auto"
-    clients: int = 100
-    cohort: int = 10
-    partition: str = "dirichlet"
-    alpha: float = 0.2
-    participation: str = "uniform"
-    dropout: float = 0.0
-    weighting: Literal["uniform", "samples"] = "uniform"
-    rule: str = "mean"
-    rounds: int = 100
-    lr: float = 0.1
-    server_lr: float | None = None
-    lr_decay: float = 1.0
-    batch_size: int | None = None
-    epochs: int = 1
-    reserve: float | None = None
-    validation: float = 0.0
-    seed: int = 0
-    scaling: Literal["auto", "half", "channel", "unit", "none"] = "auto"
-    augment: bool = False
-    precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
-    device: str = "auto"
-    engine: str = "auto"
-    compile: bool | Literal["auto"] = "auto"
-    client_memory: Literal["auto", "device", "host", "disk"] = "auto"
-    threads: int | Literal["auto"] | None = None
-    hyper: Options = field(default_factory=dict)
-    model_options: Options = field(default_factory=dict)
-    partition_options: Options = field(default_factory=dict)
-    participation_options: Options = field(default_factory=dict)
-    privacy: Options = field(default_factory=dict)
-    rule_options: Options = field(default_factory=dict)
-    screen: Options = field(default_factory=dict)
-    faults: Options = field(default_factory=dict)
+    method: str = key(
+        "feddpc",
+        "The method: a name (`feddpc methods` lists them) or FILE.py:CLASS.",
+        "method",
+        kind="method",
+        per_run=True,
+    )
+    data: str = key(
+        "digits",
+        "The data set: a name (`feddpc data list`), a path (.npz, folder, archive) or FILE.py:FUNCTION.",
+        "data",
+        kind="data",
+    )
+    model: str = key(
+        "auto",
+        "The network, or FILE.py:NAME for a module class or a function of your own.",
+        "method",
+        shown="auto, by the size of the images",
+        kind="model",
+        choices=("lenet5", "resnet18", "cnn", "mlp"),
+    )
+    clients: int = key(100, "Number of clients.", "federation")
+    cohort: int = key(10, "Clients that are sampled per round.", "federation")
+    partition: str = key(
+        "dirichlet",
+        "How the training set is split among the clients; also FILE.py:FUNCTION.",
+        "data",
+        kind="partition",
+        choices=("dirichlet", "dirichlet-equal", "shards", "quantity", "iid"),
+    )
+    alpha: float = key(0.2, "Parameter of the Dirichlet partitions; small values give uneven clients.", "data")
+    participation: str = key(
+        "uniform",
+        "How the cohort of a round is sampled; poisson may sample nobody, and is what privacy needs.",
+        "federation",
+        kind="sampler",
+        choices=("uniform", "bernoulli", "poisson", "cyclic", "markov", "weighted"),
+    )
+    dropout: float = key(0.0, "Probability that a sampled client never answers.", "federation")
+    weighting: Literal["uniform", "samples"] = key(
+        "uniform", "Weights of the clients in the mean: equal, or proportional to their numbers of samples.", "training"
+    )
+    rule: str = key(
+        "mean",
+        "A robust rule in place of the mean, with any method.",
+        "robustness and privacy",
+        kind="rule",
+        choices=(*("mean", "median", "trimmed_mean", "krum", "multi_krum"), *("centered_clipping", "geometric_median")),
+    )
+    rounds: int = key(100, "Communication rounds.", "training", may_change=True)
+    lr: float = key(0.1, "Learning rate of the clients; `client_lr` in Python means the same.", "training")
+    server_lr: float | None = key(
+        None, "Learning rate of the server; equal rates are plain averaging.", "training", shown="that of the clients"
+    )
+    lr_decay: float = key(1.0, "Factor per round on both learning rates.", "training")
+    batch_size: int | None = key(
+        None,
+        "Samples per local step; the last, smaller batch is kept.",
+        "training",
+        shown="256, or half a client's samples where those are fewer",
+    )
+    epochs: int = key(1, "Local epochs per round.", "training")
+    reserve: float | None = key(
+        None,
+        "Share of the training set, equal by class, that the server keeps and clients do not get.",
+        "data",
+        shown="what the method needs; the same for all methods of a comparison",
+    )
+    validation: float = key(
+        0.0, "Share of every class of the training set that nobody trains on, evaluated after every round.", "data"
+    )
+    seed: int = key(0, "Seed of partition, initial model, cohorts and batches.", "training", per_run=True)
+    scaling: Literal["auto", "half", "channel", "unit", "none"] = key(
+        "auto",
+        "How bytes become network inputs: to [-1, 1], by mean and deviation per channel, to [0, 1], or not at all.",
+        "data",
+        shown="auto: half for images of bytes, none for floats",
+    )
+    augment: bool = key(
+        False, "Random crops (an eighth of the side, at least 2 pixels) and flips of training images.", "data"
+    )
+    precision: Literal["float32", "float64", "tf32", "bf16"] = key(
+        "float32",
+        "Arithmetic. float32 is exact float32 also on a GPU; tf32 rounds products to 10 bits; bf16 runs the network in "
+        "bfloat16 and keeps parameters, gradients and server in float32.",
+        "training",
+    )
+    device: str = key(
+        "auto",
+        "The device: cpu, cuda, cuda:1.",
+        "execution",
+        shown="auto: a GPU if there is one",
+        changes_numbers=False,
+    )
+    engine: str = key(
+        "auto",
+        "How clients are trained. auto is a fixed rule of device, model size, batch size and cohort; fastest times all "
+        "engines, so that last digits may differ between calls.",
+        "execution",
+        kind="engine",
+        choices=("auto", "fastest", "loop", "threads", "stacked", "cuda"),
+        changes_numbers=False,
+    )
+    compile: bool | Literal["auto"] = key(
+        "auto",
+        "Compile the steps of the engine cuda before round 1, which takes up to minutes; auto does not.",
+        "execution",
+        choices=("auto", "true", "false"),
+        changes_numbers=False,
+    )
+    client_memory: Literal["auto", "device", "host", "disk"] = key(
+        "auto",
+        "Where per-client states are kept. auto takes the device if all of them fit into a quarter of its free memory, "
+        "else the host's memory if they fit into half of that, else the disk.",
+        "execution",
+        changes_numbers=False,
+        may_change=True,
+    )
+    threads: int | Literal["auto"] | None = key(
+        None,
+        "CPU threads; auto takes one for small models, where a second gains nothing.",
+        "execution",
+        shown="auto on the command line, torch's own number in Python",
+        changes_numbers=False,
+    )
+    hyper: Options = field(
+        default_factory=dict,
+        metadata=about("Hyper-parameters of the method.", "method", options_of="method", per_run=True),
+    )
+    model_options: Options = field(
+        default_factory=dict, metadata=about("Options of the network.", "method", options_of="model")
+    )
+    partition_options: Options = field(
+        default_factory=dict, metadata=about("Options of the partition.", "data", options_of="partition")
+    )
+    participation_options: Options = field(
+        default_factory=dict, metadata=about("Options of the sampler.", "federation", options_of="participation")
+    )
+    privacy: Options = field(
+        default_factory=dict,
+        metadata=about(
+            "Client-level differential privacy, for FedDPC and FedAvg: clip with epsilon or noise, and delta.",
+            "robustness and privacy",
+            options_of="privacy",
+        ),
+    )
+    rule_options: Options = field(
+        default_factory=dict, metadata=about("Options of the robust rule.", "robustness and privacy", options_of="rule")
+    )
+    screen: Options = field(
+        default_factory=dict,
+        metadata=about(
+            "Reject updates longer than norm times the median norm of the last window (100) updates: norm=5.",
+            "robustness and privacy",
+            options_of="screen",
+        ),
+    )
+    faults: Options = field(
+        default_factory=dict,
+        metadata=about(
+            "Shares of clients that misbehave: sign_flip=0.2. Also nan, inf, huge, zero, scaled, noise, replayed, "
+            "colluding, parallel, straggler.",
+            "robustness and privacy",
+            options_of="faults",
+        ),
+    )
 
     def __post_init__(self) -> None:
         for name in ("clients", "cohort", "rounds", "epochs", "batch_size", "threads"):
@@ -96,7 +247,7 @@ class Config:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Config:
         """Build a configuration from names and values, checking both."""
-        hints = _hints()
+        hints = types_of_keys()
         for key in values:
             if key not in hints:
                 raise unknown("key", key, hints)
@@ -121,9 +272,111 @@ class Config:
 
 
 @functools.cache
-def _hints() -> dict[str, Any]:
+def keys() -> dict[str, Key]:
+    """Return the facts about every key, in the order of the fields."""
+    return {f.name: f.metadata["key"] for f in dataclasses.fields(Config)}
+
+
+@functools.cache
+def execution_keys() -> tuple[str, ...]:
+    """Return the keys that decide where and how fast a run computes, but not what.
+
+    >>> execution_keys()
+    ('device', 'engine', 'client_memory', 'threads')
+    """
+    return tuple(name for name, facts in keys().items() if not facts.changes_numbers)
+
+
+@functools.cache
+def per_run_keys() -> tuple[str, ...]:
+    """Return the keys that differ between the runs of one study.
+
+    >>> per_run_keys()
+    ('method', 'seed', 'hyper')
+    """
+    return tuple(name for name, facts in keys().items() if facts.per_run)
+
+
+@functools.cache
+def may_change() -> tuple[str, ...]:
+    """Return the keys that a resumed run may have otherwise than before.
+
+    >>> may_change()
+    ('rounds', 'client_memory')
+    """
+    return tuple(name for name, facts in keys().items() if facts.may_change)
+
+
+@functools.cache
+def option_tables() -> dict[str, str]:
+    """Return the tables of options by the name that ``--set NAME.KEY=VALUE`` uses; hyper-parameters are not among them.
+
+    >>> option_tables()["model"], option_tables()["privacy"]
+    ('model_options', 'privacy')
+    """
+    tables = {facts.options_of: name for name, facts in keys().items() if facts.options_of}
+    return {part: name for part, name in tables.items() if name != "hyper"}
+
+
+@functools.cache
+def options_by_choice() -> dict[str, str]:
+    """Return which table goes with which choice: another model needs other options.
+
+    >>> options_by_choice()["method"], "privacy" in options_by_choice()
+    ('hyper', False)
+    """
+    return {facts.options_of: name for name, facts in keys().items() if facts.options_of not in (None, name)}
+
+
+@functools.cache
+def plain_keys() -> tuple[str, ...]:
+    """Return the keys whose value is no table: those that ``--set KEY=VALUE`` and flags set directly."""
+    return tuple(name for name, facts in keys().items() if not facts.options_of)
+
+
+def code_in(values: Mapping[str, Any]) -> list[str]:
+    """Return which values of a configuration are code in a file.
+
+    >>> code_in({"model": "mine.py:Net", "data": "digits", "rounds": 3})
+    ['mine.py:Net']
+    """
+    named = [values[name] for name, facts in keys().items() if facts.kind and name in values]
+    return [value for value in named if isinstance(value, str) and is_code(value)]
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """Return the values that the help text lists for a key, the empty tuple where it takes any.
+
+    >>> choices_of("weighting"), choices_of("lr")
+    (('uniform', 'samples'), ())
+    """
+    hint = types_of_keys()[name]
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else keys()[name].choices
+
+
+def default_of(name: str) -> str:
+    """Return a key's default in words.
+
+    >>> default_of("rounds"), default_of("dropout"), default_of("server_lr"), default_of("privacy")
+    ('100', '0', 'that of the clients', 'none')
+    """
+    facts, value = keys()[name], getattr(Config(), name)
+    if facts.shown is not None:
+        return facts.shown
+    if value is None or value == {}:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@functools.cache
+def types_of_keys() -> dict[str, Any]:
     """Return the types of all keys; looking them up takes longer than reading a configuration."""
     return typing.get_type_hints(Config)
+
+
+#: Derived: the tables that `--set PREFIX.KEY=VALUE` reaches, and what a resumed run may have otherwise than before.
+PARTS = option_tables()
+MAY_CHANGE = may_change()
 
 
 def _plain(value: Any) -> Any:

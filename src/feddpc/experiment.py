@@ -126,13 +126,7 @@ def prepare(
             )
     partition.check(len(data.y_train))
     if module is None:
-        shape = _image(data)
-        try:
-            module = models.seeded(lambda: models.make(config.model, **shape, **config.model_options), config.seed)
-        except (RuntimeError, MemoryError, OverflowError) as error:
-            raise BadInputError(
-                f"model {config.model!r} with {config.model_options} cannot be built: {error}"
-            ) from None
+        module = models.make_for(data, config.model, config.model_options, config.seed)
     models.check_supported(module)
     set_precision(config.precision)
     shift = largest_shift(data) if config.augment else 0
@@ -195,10 +189,7 @@ def complete(
     if module is not None:
         changes |= {"model": type(module).__name__, "model_options": {}}
     else:
-        name = config.model
-        if name == "auto":
-            shape = _image(data)
-            name = models.default_for(classes=shape["classes"], size=shape["size"])
+        name = models.default_name(data) if config.model == "auto" else config.model
         changes |= {"model": name, "model_options": models.options(name) | config.model_options}
     if config.batch_size is None:
         changes["batch_size"] = default_batch_size(len(data.y_train), changes.get("clients", config.clients))
@@ -239,17 +230,7 @@ def partition_options(config: Config, samples: int) -> dict[str, Any]:
     if "min_size" in options:
         given = config.partition_options.get("min_size")
         options["min_size"] = partitions.resolve_min_size(samples, min(config.clients, samples), given)
-    return options
-
-
-def _image(data: Dataset) -> dict[str, int]:
-    shape = data.sample_shape
-    if data.x_train.dtype != np.uint8 or len(shape) != 3 or shape[0] != shape[1]:
-        raise BadInputError(
-            f"{data.name}: samples are {'x'.join(map(str, shape))} {data.x_train.dtype}, but the named models are for "
-            "square images of bytes: give your own module to feddpc.simulate"
-        )
-    return {"classes": data.classes, "channels": shape[2], "size": shape[0]}
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def resolve_device(name: str) -> str:

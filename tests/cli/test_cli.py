@@ -347,6 +347,9 @@ def test_methods_are_listed_and_explained(tmp_path):
     assert ">>>" not in text
     facts = json.loads(feddpc("methods", "--json", cwd=tmp_path).stdout)
     assert {f["name"] for f in facts} >= {"feddpc", "fedavg"}
+    assert not any("measured" in f for f in facts)
+    counted = json.loads(feddpc("methods", "fedavg", "--measure", "--json", cwd=tmp_path).stdout)
+    assert (counted["measured"]["down"], counted["measured"]["up"]) == (1.0, 1.0)
 
 
 def test_own_method_from_a_file_and_its_resume(tmp_path):

@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from feddpc.data.dataset import FIELDS
 from feddpc.data.fetch import cache as data_cache
 from feddpc.federate import certificates
-from feddpc.runs import checkpoint
 from fuzz import files, heard
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -87,9 +86,8 @@ def _line(number: int) -> str:
 def seeds() -> dict[str, list[bytes]]:
     """Return valid files by target."""
     note = {"format": data_cache.FORMAT, "class_names": None, "md5": dict.fromkeys(FIELDS, "")}
-    about = {"format": 2, "round": 1, "record_bytes": 0, "file": files.STATE, "diverged": None, "meter": {"d": 3}}
-    about["sha256"] = hashlib.sha256(files.state()).hexdigest()
-    summed = about | {"format": 3}
+    about = {"round": 1, "record_bytes": 0, "record_sha256": None, "file": files.STATE, "diverged": None}
+    about |= {"meter": {"d": 3}, "sha256": hashlib.sha256(files.state()).hexdigest()}
     row = {"part": "table2", "alpha": 0.2, "name": "a", "label": "A", "seeds": [0], "config": {}, "runs": {"0": 0}}
     run = {"status": "finished", "rounds": 1, "seconds": 0.1, "engine": "loop", "device": "cpu", "correct": [3]}
     study = {"data": "digits", "scale": "small", "short": "", "origin": {}, "shared": {"rounds": 1}}
@@ -116,8 +114,7 @@ def seeds() -> dict[str, list[bytes]]:
         "model_file": [save({"a.weight": torch.zeros(2, 2), "a.bias": torch.zeros(2)})],
         "checkpoint_state": [files.state()],
         "checkpoint_note": [
-            json.dumps(about).encode(),
-            json.dumps(summed | {"note_sha256": checkpoint._note_digest(summed)}).encode(),
+            files.signed(json.dumps(about).encode()),
         ],
         "sweep_toml": [b'methods = ["fedavg"]\nseeds = [0]\ngrid = ["lr=0.1, 0.3"]\nset = []\n[config]\nrounds = 3\n'],
         "claim": [b'{"host": "x", "pid": 1, "began": 5, "token": "t"}'],

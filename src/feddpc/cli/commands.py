@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from typer.core import TyperCommand, TyperGroup
 
+from feddpc.cli.flags import SECTIONS
+
 
 class Command(TyperCommand):
     """A command; an unknown flag that is a key of the configuration is explained."""
@@ -12,6 +14,10 @@ class Command(TyperCommand):
     def get_help(self, ctx: click.Context) -> str:
         """Return the help text."""
         return _unescape(super().get_help(ctx))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write arguments and flags, by section."""
+        _write_sections(self, ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the flags."""
@@ -27,6 +33,11 @@ class Group(TyperGroup):
     def get_help(self, ctx: click.Context) -> str:
         """Return the help text."""
         return _unescape(super().get_help(ctx))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags by section, then the commands."""
+        _write_sections(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the flags before the name of a command."""
@@ -51,6 +62,19 @@ class Group(TyperGroup):
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
 
 
+def _write_sections(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the parameters of a command by their ``rich_help_panel``, which typer uses only where rich prints."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        usual = "Arguments" if isinstance(parameter, click.Argument) else "Options"
+        if record := parameter.get_help_record(ctx):
+            sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+    order = ("Arguments", *SECTIONS)
+    for name in sorted(sections, key=lambda name: order.index(name) if name in order else len(order)):
+        with formatter.section(name):
+            formatter.write_dl(sections[name])
+
+
 def _unescape(text: str) -> str:
     """Remove the backslashes that typer puts before brackets for rich, which does not print our help."""
     return text.replace("\\[", "[")
@@ -69,10 +93,9 @@ def _settable(key: str) -> str | None:
     from dataclasses import fields
 
     from feddpc import methods
-    from feddpc.config import PARTS, Config
+    from feddpc.config import option_tables, plain_keys
 
-    if key in PARTS and key in PARTS.values():
+    if option_tables().get(key) == key:
         return f"{key}.KEY=VALUE"
-    plain = {field.name for field in fields(Config)} - {"hyper", *PARTS.values()}
     hyper = {field.name for name in methods.names() for field in fields(methods.get(name))}
-    return f"{key}=VALUE" if key in plain | hyper else None
+    return f"{key}=VALUE" if key in {*plain_keys(), *hyper} else None

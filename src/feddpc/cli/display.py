@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from feddpc.registry import short_name
+
 if TYPE_CHECKING:
     from feddpc.config import Config
     from feddpc.study import Progress as Runs
@@ -38,7 +40,7 @@ class Display:
 
     def begin(self, config: Config) -> None:
         """A run starts or goes on."""
-        self.label = f"{config.method} seed {config.seed}"
+        self.label = f"{short_name(config.method)} seed {config.seed}"
         self.rounds, self.best = config.rounds, 0.0
         self.began = self.printed = time.monotonic()
         self.first = 0.0

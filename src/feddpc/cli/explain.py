@@ -10,98 +10,106 @@ import typer
 
 from feddpc.cli import flags
 from feddpc.errors import BadInputError
+from feddpc.registry import short_name
+
+#: What `feddpc methods` shows of the costs, by heading.
+COSTS = {"down": "down", "up": "up", "client": "client_state", "server": "server_state"}
 
 
 def methods(
     name: Annotated[
         str | None, typer.Argument(help="A method, to see its equations, hyper-parameters and costs.")
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run one small round of each method and print what was counted.")
+    ] = False,
     as_json: flags.Json = False,
 ) -> None:
     """List the methods, or explain one."""
     from feddpc import methods as registry
 
-    if name is not None:
-        _explain(name, as_json)
-        return
-    classes = [registry.get(n) for n in registry.names()]
-    facts = [_facts(cls) for cls in classes]
+    facts = [_facts(registry.get(n), measure) for n in ([name] if name is not None else registry.names())]
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    for heading in ("down", "up", "client", "server", "once", "grad"):
-        table.add_column(heading, no_wrap=True, justify="right")
-    table.add_column("what it does")
-    for fact in facts:
-        first, *_ = fact["description"].splitlines()
-        table.add_row(fact["name"], *_measured_cells(fact["measured"]), first)
-    console = Console()
-    console.print(table)
-    console.print(
-        "\nMeasured just now, in one round of 10 clients. In multiples of d, the number of parameters: what a "
-        "participant receives and sends each round, what client and server remember, what travels once before round 1. "
-        "Gradients are those of a local step, where FedAvg has one. "
-        "`feddpc methods NAME` tells more.",
-        highlight=False,
-    )
+        typer.echo(json.dumps(facts if name is None else facts[0], indent=1))
+    elif name is not None:
+        _explain(facts[0])
+    else:
+        _list(facts, measure)
 
 
-def _measured_cells(measured: dict[str, float]) -> list[str]:
-    """Write costs short: whole numbers plainly, 0 as a dot."""
-    once = measured["down_once"] + measured["up_once"]
-    values = [*(measured[k] for k in ("down", "up", "client_state", "server_state")), once, measured["gradients"]]
-    return [f"{round(v, 2):.3g}" if round(v, 2) else "." for v in values]
-
-
-def _facts(cls: Any) -> dict[str, Any]:
+def _facts(cls: Any, measure: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from feddpc.runs.costs import measure
-
-    return {
+    facts = {
         "name": cls.name,
         "title": cls.title,
         "description": cls.describe().partition(">>>")[0].strip(),
         "hyper": cls().hyper(),
         "costs": asdict(cls.costs),
-        "measured": asdict(measure(cls.light())),
         "privacy": cls.privacy,
         "reference": cls.reference,
     }
+    if measure:
+        from feddpc.runs import costs
+
+        facts["measured"] = asdict(costs.measure(cls.light()))
+    return facts
 
 
-def _explain(name: str, as_json: bool) -> None:
-    from feddpc import methods as registry
+def _list(facts: list[dict[str, Any]], measure: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
 
-    facts = _facts(registry.get(name))
-    if as_json:
-        typer.echo(json.dumps(facts, indent=1))
-        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    for heading in (*COSTS, *(("once", "grad") if measure else ())):
+        table.add_column(heading, justify="right", overflow="fold", max_width=7)
+    table.add_column("what it does")
+    for fact in facts:
+        cells = _measured_cells(fact["measured"]) if measure else [fact["costs"][key] for key in COSTS.values()]
+        table.add_row(fact["name"], *cells, fact["description"].splitlines()[0])
+    console = Console()
+    console.print(table)
+    words = (
+        "Costs in multiples of d, the number of parameters: what a participant receives and sends per round, and what "
+        "client and server remember. "
+    )
+    words += (
+        "Measured in one round of 10 clients. once: sent before round 1; grad: gradients per local step of FedAvg. "
+        if measure
+        else "As declared by the methods; --measure counts them in one small round. "
+    )
+    console.print(f"\n{words}`feddpc methods NAME` explains one method.", highlight=False)
+
+
+def _measured_cells(measured: dict[str, float]) -> list[str]:
+    """Write costs short: whole numbers plainly, 0 as a dot."""
+    once = measured["down_once"] + measured["up_once"]
+    values = [*(measured[key] for key in COSTS.values()), once, measured["gradients"]]
+    return [f"{round(v, 2):.3g}" if round(v, 2) else "." for v in values]
+
+
+def _explain(facts: dict[str, Any]) -> None:
+    measured = facts.get("measured")
     typer.echo(f"{facts['title']} ({facts['name']})\n\n{facts['description']}\n")
     hyper = ", ".join(f"{k} = {json.dumps(v)}" for k, v in facts["hyper"].items()) or "none"
     typer.echo(f"Hyper-parameters (--set KEY=VALUE): {hyper}")
-    typer.echo("Costs a participant and round, in multiples of d (specified, and measured in one round of 10 clients):")
+    how = "declared, and measured in one round of 10 clients" if measured else "declared; --measure counts them"
+    typer.echo(f"Costs per participant and round, in multiples of d ({how}):")
     for key, value in facts["costs"].items():
-        typer.echo(f"  {key.replace('_', ' '):14}{value:42}{facts['measured'][key]:.4g}")
-    once = facts["measured"]["down_once"], facts["measured"]["up_once"]
-    typer.echo(f"  {'once':14}{'received, sent by each client':42}{once[0]:.4g}, {once[1]:.4g}")
-    typer.echo(f"  {'a local step':14}{'gradients, passes through the network':42}", nl=False)
-    typer.echo(f"{facts['measured']['gradients']:.4g}, {facts['measured']['passes']:.4g}")
+        typer.echo(f"  {key.replace('_', ' '):14}{value:42}{f'{measured[key]:.4g}' if measured else ''}".rstrip())
+    if measured:
+        once = measured["down_once"], measured["up_once"]
+        typer.echo(f"  {'once':14}{'received, sent per client':42}{once[0]:.4g}, {once[1]:.4g}")
+        typer.echo(f"  {'local step':14}{'gradients, passes through the network':42}", nl=False)
+        typer.echo(f"{measured['gradients']:.4g}, {measured['passes']:.4g}")
     typer.echo(f"Privacy: {facts['privacy']}")
     typer.echo(f"Reference: {facts['reference']}")
 
 
+@flags.config_flags("data", "clients", "partition", "alpha", "seed")
 def partition(
-    data: flags.Data = None,
-    clients: flags.Clients = None,
-    alpha: flags.Alpha = None,
-    partition: flags.PartitionName = None,
-    seed: Annotated[int | None, typer.Option(help="[default: 0]")] = None,
+    given: dict[str, Any],
     set_: flags.Set = None,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("partition.png"),
     as_json: flags.Json = False,
@@ -114,10 +122,7 @@ def partition(
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
 
-    given = {"data": data, "clients": clients, "alpha": alpha, "partition": partition, "seed": seed}
-    wanted = flags.wishes({k: v for k, v in given.items() if v is not None} | _small(clients), {}, set_, []).config(
-        Config().method
-    )
+    wanted = flags.wishes(given | _small(given.get("clients")), {}, set_, []).config(Config().method)
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data)
@@ -125,7 +130,11 @@ def partition(
     dealt = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
     summary = partitions.summary(dealt, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
-    title = f"{wanted.data}: {wanted.partition}" + (f" ({terms})" if terms else "") + f", seed {wanted.seed}"
+    title = (
+        f"{short_name(wanted.data)}: {short_name(wanted.partition)}"
+        + (f" ({terms})" if terms else "")
+        + f", seed {wanted.seed}"
+    )
     with explain_os_errors(out):
         partition_picture.draw(
             dealt.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title

@@ -1,87 +1,117 @@
-"""The flags that `run`, `compare` and `partition` share, and how they become a configuration: flag, file, default."""
+"""Flags: one per key of the configuration, made from its facts, and those that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import operator
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddpc.config import GROUPS, choices_of, default_of, keys, types_of_keys
+
 if TYPE_CHECKING:
     from feddpc.study.compare import Overrides
 
+#: Sections of the help text, in their order; other sections follow.
 EXPERIMENT = "Experiment"
 TRAINING = "Training"
+EXECUTION = "Execution"
 OUTPUT = "Output"
+SECTIONS = (*(group.capitalize() for group in GROUPS), EXPERIMENT, OUTPUT)
 
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="A known data set (`feddpc data list`), an .npz or a folder. [default: digits]", rich_help_panel=EXPERIMENT
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(help="lenet5, resnet18, cnn or mlp. [default: what suits the data]", rich_help_panel=EXPERIMENT),
-]
-Clients = Annotated[int | None, typer.Option(help="Number of clients. [default: 100]", rich_help_panel=EXPERIMENT)]
-Cohort = Annotated[int | None, typer.Option(help="Clients a round. [default: 10]", rich_help_panel=EXPERIMENT)]
-Alpha = Annotated[
-    float | None, typer.Option(help="Dirichlet parameter: small is uneven. [default: 0.2]", rich_help_panel=EXPERIMENT)
-]
-PartitionName = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        help="dirichlet, dirichlet-equal, shards, quantity or iid. [default: dirichlet]",
-        rich_help_panel=EXPERIMENT,
-    ),
-]
-Participation = Annotated[
-    str | None,
-    typer.Option(
-        help="uniform, bernoulli, poisson, cyclic, markov or weighted. [default: uniform]", rich_help_panel=EXPERIMENT
-    ),
-]
-Dropout = Annotated[
-    float | None,
-    typer.Option(help="Chance that a sampled client never answers. [default: 0]", rich_help_panel=EXPERIMENT),
-]
-Scaling = Annotated[
-    str | None, typer.Option(help="half, channel, unit or none. [default: half for images]", rich_help_panel=EXPERIMENT)
-]
-Rounds = Annotated[int | None, typer.Option(help="Communication rounds. [default: 100]", rich_help_panel=TRAINING)]
-Lr = Annotated[float | None, typer.Option(help="Local learning rate. [default: 0.1]", rich_help_panel=TRAINING)]
-ServerLr = Annotated[
-    float | None, typer.Option(help="Server learning rate. [default: the local one]", rich_help_panel=TRAINING)
-]
-BatchSize = Annotated[
-    int | None, typer.Option(help="[default: 256, or half a client where data are few]", rich_help_panel=TRAINING)
-]
-Epochs = Annotated[int | None, typer.Option(help="Local epochs a round. [default: 1]", rich_help_panel=TRAINING)]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1. [default: a GPU if there is one]", rich_help_panel=TRAINING)
-]
-Threads = Annotated[
-    str | None, typer.Option(help="CPU threads. [default: auto, one for small models]", rich_help_panel=TRAINING)
-]
-Engine = Annotated[
-    str | None,
-    typer.Option(
-        help="auto, loop, threads, stacked; on a GPU graph, streams, graph-compiled, streams-compiled. [default: auto]",
-        rich_help_panel=TRAINING,
-    ),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(help="float32, tf32, bf16 or float64. [default: float32]", rich_help_panel=TRAINING),
-]
-ClientMemory = Annotated[
-    str | None,
-    typer.Option(
-        help="Where states of clients lie: auto, device, host or disk. [default: auto]", rich_help_panel=TRAINING
-    ),
+#: A command with its flags.
+Function = Callable[..., None]
+
+
+def option(name: str, default: str | None = None) -> Any:
+    """Return the flag of a key: its help text, the values that it takes, and its default."""
+    facts, values = keys()[name], choices_of(name)
+    words = [facts.help, f"One of {', '.join(values)}." if values else "", f"[default: {default or default_of(name)}]"]
+    flag = f"--{name.replace('_', '-')}"
+    return typer.Option(
+        f"{flag}/--no-{flag[2:]}" if types_of_keys()[name] is bool else flag,
+        metavar="KEY=VALUE,...|FILE" if facts.options_of else None,
+        help=" ".join(word for word in words if word),
+        rich_help_panel=facts.group.capitalize(),
+    )
+
+
+def config_flags(
+    *only: str, without: Sequence[str] = (), defaults: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Function], Function]:
+    """Give a command one flag per key of the configuration, or for the keys in ``only``.
+
+    The command declares its own flags as usual, and a parameter ``given``: the keys that were set, with their values.
+    ``defaults`` are those that differ from the configuration's, in words.
+    """
+    tables = {name: facts.options_of for name, facts in keys().items()}
+    names = only or [n for n, part in tables.items() if part in (None, n) and n not in without]
+
+    def decorate(command: Function) -> Function:
+        hints = typing.get_type_hints(command, include_extras=True)
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
+        parameters = [p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in own]
+        for name in names:
+            hint = operator.getitem(Annotated, (_type(name) | None, option(name, defaults.get(name))))
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
+
+        @functools.wraps(command)
+        def with_flags(**values: Any) -> None:
+            given = {name: value for name in names if (value := values.pop(name)) is not None}
+            command(given={name: _value(name, value) for name, value in given.items()}, **values)
+
+        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_flags
+
+    return decorate
+
+
+def _type(name: str) -> Any:
+    """Return the type of a flag: that of the key where it is one plain type, else text."""
+    hint = types_of_keys()[name]
+    plain = [t for t in typing.get_args(hint) or (hint,) if t is not type(None)]
+    return plain[0] if len(plain) == 1 and plain[0] in (int, float, bool) else str
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return what a flag says: a table from pairs or a file, a number or truth value where the key takes those too.
+
+    >>> _value("threads", "2"), _value("threads", "auto"), _value("model", "2")
+    (2, 'auto', '2')
+    """
+    from feddpc.config import parse_set
+
+    if keys()[name].options_of:
+        return _pairs(value)
+    both = {int, float, bool} & set(typing.get_args(types_of_keys()[name]))
+    return parse_set(f"{name}={value}")[1] if isinstance(value, str) and both else value
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    """Read ``KEY=VALUE,KEY=VALUE``, or a TOML file.
+
+    >>> _pairs("clip=1,epsilon=8")
+    {'clip': 1, 'epsilon': 8}
+    """
+    from feddpc.config import parse_set
+
+    if "=" not in text or Path(text).exists():
+        return table(Path(text))
+    return dict(parse_set(pair) for pair in text.split(","))
+
+
+Device = Annotated[str | None, option("device")]
+Engine = Annotated[str | None, option("engine")]
+Precision = Annotated[str | None, option("precision")]
+Seeds = Annotated[
+    str | None, typer.Option(help="Numbers with commas between them. [default: 0]", rich_help_panel=TRAINING)
 ]
 Set = Annotated[
     list[str] | None,
@@ -89,13 +119,6 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="A hyper-parameter (lam=2, feddpc.lam=2), an option of a part (model.groups=32), or any key.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Faults = Annotated[
-    Path | None,
-    typer.Option(
-        help="A TOML file with the shares of clients that misbehave: sign_flip = 0.2. Also --set faults.sign_flip=0.2.",
         rich_help_panel=EXPERIMENT,
     ),
 ]
@@ -104,23 +127,23 @@ ConfigFile = Annotated[
     typer.Option("--config", help="A TOML file with the names of these flags; flags win.", rich_help_panel=EXPERIMENT),
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for all results. [default: a new one below runs/]", rich_help_panel=OUTPUT)
+    Path | None, typer.Option(help="Folder for all results. [default: a new one in runs/]", rich_help_panel=OUTPUT)
 ]
 CheckpointSeconds = Annotated[
     float,
     typer.Option(
-        min=0.0, help="At most this long between checkpoints; 0 makes one every round.", rich_help_panel=OUTPUT
+        min=0.0, help="Longest time between checkpoints; 0 writes one after every round.", rich_help_panel=OUTPUT
     ),
 ]
 Track = Annotated[
     str | None,
-    typer.Option(help="Tell tensorboard, mlflow or both (tensorboard,mlflow) of every round.", rich_help_panel=OUTPUT),
+    typer.Option(help="Log every round to tensorboard, mlflow or both (tensorboard,mlflow).", rich_help_panel=OUTPUT),
 ]
 Like = Annotated[
     Path | None,
     typer.Option(
         metavar="RUN_FOLDER",
-        help="Make this run again, with its settings and its engine, and say how alike it came out; flags win.",
+        help="Repeat this run with its settings and its engine, and report how closely the records agree; flags win.",
         rich_help_panel=EXPERIMENT,
     ),
 ]
@@ -131,10 +154,10 @@ AtOnce = Annotated[
         min=1,
         help="Runs at a time in one process, for a GPU that small models leave idle. [default: 4 of these there, else "
         "1]",
-        rich_help_panel=TRAINING,
+        rich_help_panel=EXECUTION,
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.", rich_help_panel=OUTPUT)]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on standard output.", rich_help_panel=OUTPUT)
 ]
@@ -183,35 +206,6 @@ def listed(text: str, flag: str) -> list[str]:
     if not all(items):
         raise BadInputError(f"{flag} {text!r}: write names with commas between them")
     return items
-
-
-def given(local: dict[str, Any], *more: str) -> dict[str, Any]:
-    """Return the flags that were set, by the names of the configuration."""
-    names = [
-        "data",
-        "model",
-        "clients",
-        "cohort",
-        "alpha",
-        "partition",
-        "participation",
-        "dropout",
-        "scaling",
-        "rounds",
-        "lr",
-        "server_lr",
-        "batch_size",
-        "epochs",
-        "device",
-        "engine",
-        "client_memory",
-    ]
-    found = {name: local[name] for name in (*names, *more) if local[name] is not None}
-    if local["threads"] is not None:
-        found["threads"] = int(local["threads"]) if local["threads"].isdecimal() else local["threads"]
-    if local.get("faults") is not None:
-        found["faults"] = table(local["faults"])
-    return found
 
 
 def warn_of_failures(failures: Sequence[str], folder: Path) -> None:

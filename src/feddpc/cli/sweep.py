@@ -12,7 +12,9 @@ import typer
 
 from feddpc.cli import flags
 from feddpc.cli.commands import Command, Group
+from feddpc.config import code_in, per_run_keys
 from feddpc.errors import BadInputError, RunFolderError, unknown
+from feddpc.registry import refuse_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,23 +34,14 @@ NAMED = 10
 
 
 @app.callback()
+@flags.config_flags(without=per_run_keys(), defaults={"validation": "0.1"})
 def sweep(
     context: typer.Context,
+    given: dict[str, Any],
     methods: Annotated[
         str | None,
-        typer.Option(
-            help="Names with commas between them, or all. [default: feddpc]", rich_help_panel=flags.EXPERIMENT
-        ),
+        typer.Option(help="Names with commas between them, or all. [default: feddpc]", rich_help_panel="Method"),
     ] = None,
-    data: flags.Data = None,
-    model: flags.Model = None,
-    clients: flags.Clients = None,
-    cohort: flags.Cohort = None,
-    alpha: flags.Alpha = None,
-    partition: flags.PartitionName = None,
-    participation: flags.Participation = None,
-    dropout: flags.Dropout = None,
-    scaling: flags.Scaling = None,
     config: flags.ConfigFile = None,
     grid: Annotated[
         list[str] | None,
@@ -70,10 +63,6 @@ def sweep(
     search_seed: Annotated[
         int | None, typer.Option(min=0, help="Of the draws. [default: 0]", rich_help_panel=SEARCH)
     ] = None,
-    validation: Annotated[
-        float | None,
-        typer.Option(help="Share of the training set that nobody trains on. [default: 0.1]", rich_help_panel=SEARCH),
-    ] = None,
     select: Annotated[
         str | None,
         typer.Option(
@@ -81,31 +70,20 @@ def sweep(
             rich_help_panel=SEARCH,
         ),
     ] = None,
-    rounds: flags.Rounds = None,
-    lr: flags.Lr = None,
-    server_lr: flags.ServerLr = None,
-    batch_size: flags.BatchSize = None,
-    epochs: flags.Epochs = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Numbers with commas between them. [default: 0]", rich_help_panel=flags.TRAINING)
-    ] = None,
-    device: flags.Device = None,
-    engine: flags.Engine = None,
-    client_memory: flags.ClientMemory = None,
-    threads: flags.Threads = None,
+    seeds: flags.Seeds = None,
     set_: flags.Set = None,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes of this machine, a thread each.", rich_help_panel=flags.TRAINING),
+        typer.Option(min=1, help="Processes of this machine, a thread each.", rich_help_panel=flags.EXECUTION),
     ] = None,
     at_once: flags.AtOnce = None,
     ray: Annotated[
         str | None,
-        typer.Option(help="A Ray cluster: auto, local or its address.", rich_help_panel=flags.TRAINING),
+        typer.Option(help="A Ray cluster: auto, local or its address.", rich_help_panel=flags.EXECUTION),
     ] = None,
     ray_gpus: Annotated[
         float,
-        typer.Option(min=0.0, help="GPUs of a run on Ray; 0.25 lets four share one.", rich_help_panel=flags.TRAINING),
+        typer.Option(min=0.0, help="GPUs of a run on Ray; 0.25 lets four share one.", rich_help_panel=flags.EXECUTION),
     ] = 0.0,
     out: flags.Out = None,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
@@ -125,10 +103,9 @@ def sweep(
     from feddpc.study import tune
 
     out = out or Path("runs") / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    given = flags.given(locals()) | ({} if validation is None else {"validation": validation})
     vary = {"grid": grid, "random": random, "trials": trials, "sampler": sampler, "seed": search_seed}
     plan = _plan(out, methods, seeds, given, flags.table(config), set_, vary, select)
-    workers, stop = _workers(processes, ray, ray_gpus, at_once or _usual_at_once(plan, device)), Stop()
+    workers, stop = _workers(processes, ray, ray_gpus, at_once or _usual_at_once(plan, given.get("device"))), Stop()
     console = Console(stderr=as_json, soft_wrap=True)
     if not quiet:
         _announce(plan, out, console)
@@ -161,6 +138,8 @@ def show(
     for other in plans[1:]:
         if different := differences(plans[0], other):
             raise RunFolderError(f"the folders hold different sweeps ({'; '.join(different)}): show them one by one")
+    for plan in plans:  # `feddpc report` reads the runs without their code
+        refuse_code(folders[0], [*plan.methods, *code_in(plan.wishes.values)], [])
     outcomes = gather(plans[0], folders) if plans else scan(folders)
     if not outcomes:
         raise RunFolderError(f"{folders[0]} holds no sweep: give a folder that `feddpc sweep` wrote")
@@ -181,7 +160,6 @@ def _plan(
     select: str | None,
 ) -> SweepPlan:
     """Return what was asked for; where a sweep is in ``out``, what is not said is as there."""
-    from feddpc.methods import refuse_code
     from feddpc.study.choose import BY
     from feddpc.study.plan import SweepPlan, make_space, stored
 
@@ -189,8 +167,10 @@ def _plan(
         raise unknown("way to choose", select, BY)
     before = stored(out)
     asked = flags.method_names(methods, table.get("methods"))
-    if before and not asked:
-        refuse_code(out, before.methods, [])
+    if before:
+        named = {**table, **given}
+        code = [*([] if asked else before.methods), *code_in({**before.wishes.values, **named})]
+        refuse_code(out, code, code_in(named))
     names = asked or (list(before.methods) if before else ["feddpc"])
     numbers = flags.seed_numbers(seeds, table.get("seeds")) or (list(before.seeds) if before else [0])
     base = before.wishes if before else None

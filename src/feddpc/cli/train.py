@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
+from feddpc.config import code_in, may_change, per_run_keys
 from feddpc.errors import BadInputError, RunFolderError
+from feddpc.registry import refuse_code, short_name
 
 if TYPE_CHECKING:
     from feddpc.config import Config
@@ -22,35 +24,11 @@ if TYPE_CHECKING:
 PAPER = "feddpc,fedavg,fedprox,fedexp,fedga,fedcm,fedvarp"
 
 
+@flags.config_flags()
 def run(
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="`feddpc methods` lists them; or FILE.py:CLASS. [default: feddpc]", rich_help_panel=flags.EXPERIMENT
-        ),
-    ] = None,
-    data: flags.Data = None,
-    model: flags.Model = None,
-    clients: flags.Clients = None,
-    cohort: flags.Cohort = None,
-    alpha: flags.Alpha = None,
-    partition: flags.PartitionName = None,
-    participation: flags.Participation = None,
-    dropout: flags.Dropout = None,
-    faults: flags.Faults = None,
-    scaling: flags.Scaling = None,
+    given: dict[str, Any],
     config: flags.ConfigFile = None,
     like: flags.Like = None,
-    rounds: flags.Rounds = None,
-    lr: flags.Lr = None,
-    server_lr: flags.ServerLr = None,
-    batch_size: flags.BatchSize = None,
-    epochs: flags.Epochs = None,
-    seed: Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=flags.TRAINING)] = None,
-    device: flags.Device = None,
-    engine: flags.Engine = None,
-    client_memory: flags.ClientMemory = None,
-    threads: flags.Threads = None,
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
@@ -60,14 +38,12 @@ def run(
     as_json: flags.Json = False,
 ) -> None:
     """Train one model with one method."""
-    given = flags.given(locals(), "method", "seed")
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
     out = _folder(out, resume, "run")
     from feddpc.config import Config
     from feddpc.experiment import make_method, prepare
     from feddpc.method_setup import with_reserve
-    from feddpc.methods import refuse_code
     from feddpc.runs.record import load_config
     from feddpc.runs.runner import Stop, execute
 
@@ -78,7 +54,7 @@ def run(
     if not isinstance(name, str):
         raise BadInputError(f"method = {name!r}: must be one name; `feddpc compare` takes several")
     if like is not None or stored is not None:
-        refuse_code(like or out, [name], [str(given.get("method")), str(table.get("method"))])
+        refuse_code(like or out, code_in({**base.asdict(), **table, **given}), code_in({**table, **given}))
     wishes = flags.wishes(given, table, set_, [name])
     again = _again(like, wishes, name, quiet) if like is not None else None
     wishes.values.setdefault("threads", "auto")
@@ -110,36 +86,15 @@ def run(
     _exit(stop.wanted, [outcome.status])
 
 
+@flags.config_flags(without=per_run_keys())
 def compare(
+    given: dict[str, Any],
     methods: Annotated[
         str | None,
-        typer.Option(
-            help=f"Names with commas between them, or all. [default: {PAPER}]", rich_help_panel=flags.EXPERIMENT
-        ),
+        typer.Option(help=f"Names with commas between them, or all. [default: {PAPER}]", rich_help_panel="Method"),
     ] = None,
-    data: flags.Data = None,
-    model: flags.Model = None,
-    clients: flags.Clients = None,
-    cohort: flags.Cohort = None,
-    alpha: flags.Alpha = None,
-    partition: flags.PartitionName = None,
-    participation: flags.Participation = None,
-    dropout: flags.Dropout = None,
-    faults: flags.Faults = None,
-    scaling: flags.Scaling = None,
+    seeds: flags.Seeds = None,
     config: flags.ConfigFile = None,
-    rounds: flags.Rounds = None,
-    lr: flags.Lr = None,
-    server_lr: flags.ServerLr = None,
-    batch_size: flags.BatchSize = None,
-    epochs: flags.Epochs = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Numbers with commas between them. [default: 0]", rich_help_panel=flags.TRAINING)
-    ] = None,
-    device: flags.Device = None,
-    engine: flags.Engine = None,
-    client_memory: flags.ClientMemory = None,
-    threads: flags.Threads = None,
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
@@ -149,7 +104,7 @@ def compare(
         typer.Option(
             min=1,
             help="Runs at a time, for a GPU that small models leave idle; each then takes longer than alone.",
-            rich_help_panel=flags.TRAINING,
+            rich_help_panel=flags.EXECUTION,
         ),
     ] = 1,
     track: flags.Track = None,
@@ -157,9 +112,7 @@ def compare(
     as_json: flags.Json = False,
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
-    given = flags.given(locals())
     out = _folder(out, resume, "comparison")
-    from feddpc.methods import refuse_code
     from feddpc.runs.runner import Stop
     from feddpc.study import compare as comparison
 
@@ -171,7 +124,9 @@ def compare(
     names = flags.method_names(methods, table.get("methods"))
     numbers = flags.seed_numbers(seeds, table.get("seeds"))
     if planned:  # what is there goes on; flags may add to it
-        refuse_code(out, planned.methods, names or [])
+        asked = {**table, **given}
+        code = [*planned.methods, *code_in({**planned.wishes.values, **asked})]
+        refuse_code(out, code, [*(names or []), *code_in(asked)])
         names = list(dict.fromkeys([*planned.methods, *(names or [])]))
         numbers = list(dict.fromkeys([*planned.seeds, *(numbers or [])]))
     names, numbers = names or PAPER.split(","), numbers or [0]
@@ -211,14 +166,12 @@ def _folder(out: Path | None, resume: bool, kind: str) -> Path:
 
 def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
     """Return the configuration of a run to continue; little may change, and nothing of what was computed."""
-    from feddpc.config import MAY_CHANGE
-
-    asked = {k: v for k, v in values.items() if k not in MAY_CHANGE} | ({"hyper": hyper} if hyper else {})
+    asked = {k: v for k, v in values.items() if k not in may_change()} | ({"hyper": hyper} if hyper else {})
     if different := stored.differences(asked):
         raise RunFolderError(
             f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
         )
-    return type(stored).read({**stored.asdict(), **{k: values[k] for k in MAY_CHANGE if k in values}})
+    return type(stored).read({**stored.asdict(), **{k: values[k] for k in may_change() if k in values}})
 
 
 def _again(like: Path, wishes: Overrides, method: str, quiet: bool) -> RerunPlan:
@@ -292,7 +245,7 @@ def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
     from feddpc.report.failures import noted
     from feddpc.storage import explain_os_errors
 
-    title = f"{config.data}: {config.partition}, {config.clients} clients, seed {config.seed}"
+    title = f"{short_name(config.data)}: {short_name(config.partition)}, {config.clients} clients, seed {config.seed}"
     with noted(path, failures), explain_os_errors(path):
         from feddpc.report import partition_picture
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from feddpc.data import digits, npz
+from feddpc.data import digits, npz, own
 from feddpc.data.dataset import Dataset
 from feddpc.data.specs import SPECS
 from feddpc.errors import DataError, unknown
@@ -23,7 +23,8 @@ def names() -> tuple[str, ...]:
 def load(name_or_path: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
     """Return a data set by name, or from the path of an ``.npz`` or of a folder or zip of images.
 
-    A known name always means the known data set, even where a file has the same name: write ``./digits`` for the file.
+    A function of your own can be registered, or named as ``FILE.py:FUNCTION``. A known name always means the known
+    data set, even where a file has the same name: write ``./digits`` for the file.
 
     >>> load("digits")
     Dataset('digits', 10 classes, sample 8x8x1 uint8, 1438 train, 359 test)
@@ -41,6 +42,8 @@ def load(name_or_path: str | os.PathLike[str], *, cache: str | os.PathLike[str] 
             f"{text} is not in the cache ({root}): run `{command}`, or `{command} --from FILE_OR_FOLDER` if you have "
             "a copy"
         )
+    if own.is_own(text):
+        return own.load_own(text)
     path = Path(text).expanduser()
     if path.exists():
         from feddpc.data.fetch import images

@@ -7,25 +7,31 @@
 | ``shards`` | labels only; a few pieces of the sorted data per client, McMahan et al. 2017 |
 | ``quantity`` | sizes only |
 | ``iid`` | nothing |
+
+A function of the user's own, registered or named as ``FILE.py:FUNCTION``, takes what it names of ``labels``,
+``clients`` and ``seed`` and returns a list with the sample indices of each client, a :class:`Partition`, or the pair
+(all indices, number of samples of each client) that the schemes here return.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feddpc.checks import check_int
 from feddpc.data import schemes
-from feddpc.data.schemes import Ids, Split, resolve_min_size
+from feddpc.data.schemes import Ids, resolve_min_size
 from feddpc.errors import BadInputError
 from feddpc.registry import Registry
 
-__all__ = ["Partition", "make", "names", "options", "resolve_min_size", "summary"]
+__all__ = ["PARTITIONS", "Partition", "make", "names", "options", "resolve_min_size", "summary"]
 
-_SCHEMES: Registry[Split] = Registry(
+PARTITIONS: Registry[Any] = Registry(
     "partition",
     {
         "dirichlet": schemes.dirichlet,
@@ -34,6 +40,8 @@ _SCHEMES: Registry[Split] = Registry(
         "quantity": schemes.quantity,
         "iid": schemes.iid,
     },
+    arguments=("labels", "clients", "seed"),
+    accepts=inspect.isfunction,
 )
 
 
@@ -123,7 +131,7 @@ class Partition:
 
 def names() -> list[str]:
     """Return the names of the schemes."""
-    return _SCHEMES.names()
+    return PARTITIONS.names()
 
 
 def options(name: str) -> dict[str, object]:
@@ -132,7 +140,7 @@ def options(name: str) -> dict[str, object]:
     >>> options("dirichlet")
     {'alpha': 0.2, 'min_size': None}
     """
-    return _SCHEMES.options(name)
+    return PARTITIONS.options(name)
 
 
 def make(name: str, labels: npt.ArrayLike, clients: int, *, seed: int, **options: object) -> Partition:
@@ -148,11 +156,22 @@ def make(name: str, labels: npt.ArrayLike, clients: int, *, seed: int, **options
     >>> make("shards", [0, 1, 0, 1], clients=2, seed=0, shards=1).counts([0, 1, 0, 1], 2).tolist()
     [[2, 0], [0, 2]]
     """
-    split = _SCHEMES.builder(name, options)
+    PARTITIONS.builder(name, options)
     y = _integers("labels", labels)
     if check_int("clients", clients, 1) > len(y):
         raise BadInputError(f"clients = {clients}, but there are only {len(y)} samples: use at most {len(y)} clients")
-    return Partition.from_sizes(*split(y, int(clients), seed, **options))
+    dealt = PARTITIONS.build(name, {"labels": y, "clients": int(clients), "seed": seed}, options)
+    if isinstance(dealt, tuple) and len(dealt) == 2:
+        dealt = Partition.from_sizes(*dealt)
+    elif isinstance(dealt, Sequence):
+        dealt = Partition.from_lists(dealt)
+    if not isinstance(dealt, Partition) or len(dealt) != clients:
+        what = f"{len(dealt)} clients" if isinstance(dealt, Partition) else f"a {type(dealt).__name__}"
+        raise BadInputError(
+            f"partition {name!r} returned {what}: it must return a list with the sample indices of each of the "
+            f"{clients} clients"
+        )
+    return dealt
 
 
 def summary(partition: Partition, labels: npt.ArrayLike, classes: int) -> dict[str, float]:

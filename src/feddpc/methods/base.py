@@ -139,7 +139,6 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    absent: ClassVar[Mapping[str, Any]] = {}  #: hyper-parameters that came later, and what runs before had
     reference: ClassVar[str] = ""
     costs: ClassVar[Costs] = Costs()
     #: Parts of a model that it needs, e.g. ``features``; a model without them is refused.

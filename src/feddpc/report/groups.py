@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddpc.config import PARTS
+from feddpc.config import execution_keys, keys, option_tables
+from feddpc.registry import short_name
 from feddpc.runs.record import StoredRun
-
-#: None of these decides what a run computes, only how fast: they part runs only where one seed would be counted twice.
-_HOW = ("engine", "device", "threads", "client_memory")
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Group:
     @property
     def method(self) -> str:
         """Name of the method."""
-        return self.runs[0].config.method
+        return short_name(self.runs[0].config.method)
 
     @property
     def hyper(self) -> dict[str, Any]:
@@ -33,8 +31,11 @@ class Group:
 
 
 def groups(runs: Sequence[StoredRun]) -> list[Group]:
-    """Put runs together that differ in nothing but the seed, in the order in which they first appear."""
-    aside: tuple[str, ...] = ("seed", *_HOW)
+    """Group the runs that differ only in the seed, in the order in which they first appear.
+
+    Keys that change only where and how fast a run computes separate runs only where one seed would be counted twice.
+    """
+    aside: tuple[str, ...] = ("seed", *execution_keys())
     parts = _parts(runs, aside)
     if any(len({run.config.seed for run in part}) < len(part) for part in parts):
         aside = ("seed",)
@@ -44,10 +45,10 @@ def groups(runs: Sequence[StoredRun]) -> list[Group]:
 
 def settings(run: StoredRun, aside: Iterable[str] = ("seed",)) -> dict[str, Any]:
     """Return the configuration without method and hyper-parameters, options spelled as the command line spells them."""
-    left_out = {"method", "hyper", *PARTS.values(), *aside}
+    left_out = {"method", "hyper", *option_tables().values(), *aside}
     values = run.config.asdict()
-    plain = {k: v for k, v in values.items() if k not in left_out}
-    return plain | {f"{part}.{k}": v for part, name in PARTS.items() for k, v in values[name].items()}
+    plain = {k: short_name(v) if keys()[k].kind else v for k, v in values.items() if k not in left_out}
+    return plain | {f"{part}.{k}": v for part, name in option_tables().items() for k, v in values[name].items()}
 
 
 def status(run: StoredRun) -> str:
@@ -111,5 +112,5 @@ def _labels(runs: Sequence[StoredRun], aside: Sequence[str]) -> list[str]:
         hyper = run.config.hyper
         own = differing([r.config.hyper for r in runs if r.config.method == run.config.method])
         words = [f"{k}={show(table[k])}" for table, keys in ((hyper, own), (other, apart)) for k in keys if k in table]
-        labels.append(show(" ".join([run.config.method, *words])))
+        labels.append(show(" ".join([short_name(run.config.method), *words])))
     return labels

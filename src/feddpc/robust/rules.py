@@ -59,7 +59,7 @@ Rule = Callable[[State], Judged]
 
 def names() -> list[str]:
     """Return the names a configuration may choose from."""
-    return _MENU.names()
+    return RULES.names()
 
 
 def options(name: str) -> dict[str, object]:
@@ -68,7 +68,7 @@ def options(name: str) -> dict[str, object]:
     >>> options("trimmed_mean")
     {'share': 0.3}
     """
-    return _MENU.options(name)
+    return RULES.options(name)
 
 
 def make(name: str, **options: object) -> Rule | None:
@@ -78,7 +78,7 @@ def make(name: str, **options: object) -> Rule | None:
     >>> rule({"delta": torch.tensor([[1.0], [2.0], [900.0]])}).up["delta"].mean(0)
     tensor([2.])
     """
-    return _MENU.builder(name, options)(**options)
+    return RULES.builder(name, options)(**options)
 
 
 def trimmed(x_md: Tensor, cut: int) -> Tensor:
@@ -247,7 +247,7 @@ def _hostile(share: float) -> float:
     return share
 
 
-_MENU: Registry[Rule | None] = Registry(
+RULES: Registry[Rule | None] = Registry(
     "rule",
     {
         "mean": _mean,

@@ -75,7 +75,7 @@ class Sampler:
 
 def names() -> list[str]:
     """Return the names a configuration may choose from; ``fixed`` is for Python only."""
-    return [name for name in _MENU.names() if name != "fixed"]
+    return [name for name in SAMPLERS.names() if name != "fixed"]
 
 
 def options(name: str) -> dict[str, object]:
@@ -84,7 +84,7 @@ def options(name: str) -> dict[str, object]:
     >>> options("cyclic")
     {'groups': 4}
     """
-    return _MENU.options(name)
+    return SAMPLERS.options(name)
 
 
 def make(
@@ -111,7 +111,7 @@ def make(
     >>> make("uniform", population=5, cohort=5, seed=0).draw(1).invited.tolist()
     [0, 1, 2, 3, 4]
     """
-    scheme = _MENU.builder(name, options)
+    scheme = SAMPLERS.builder(name, options)
     check_int("population", population, 1)
     if check_int("cohort", cohort, 1) > population:
         raise BadInputError(f"cohort = {cohort} of population = {population}: take a cohort of at most {population}")
@@ -254,7 +254,7 @@ def _subset(rng: np.random.Generator, among: int, count: int) -> Ids:
     return rng.choice(among, count, replace=False, shuffle=False)
 
 
-_MENU: Registry[Invite] = Registry(
+SAMPLERS: Registry[Invite] = Registry(
     "sampler",
     {
         "uniform": _uniform,

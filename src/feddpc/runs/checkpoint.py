@@ -26,9 +26,8 @@ from feddpc.round.state import Meter, RunState
 from feddpc.runs.append_log import LogMark
 from feddpc.storage import explain_os_errors, replace_file, replace_text, sync_folder
 
-#: Written, and read. Format 2, of 0.2 and before, has no checksums of its own note, of records and of rows on disk.
+#: The format that is written and read.
 FORMAT = 3
-READ = (2, FORMAT)
 #: How the names of tensors begin that belong to ``Progress.watched``.
 WATCHED = "watched/"
 #: The notes of the last checkpoint and of the one before it.
@@ -132,12 +131,12 @@ def _load(folder: Path, index: Path) -> Saved | None:
         return None
     try:
         note = json.loads(index.read_text(encoding="utf-8"))
-        if note["format"] not in READ:
+        if note["format"] != FORMAT:
             raise OtherFormatError(
                 f"{index} has format {note['format']}, written by feddpc {note.get('feddpc', '(unknown)')}; feddpc "
-                f"{__version__} reads formats {', '.join(map(str, READ))}: continue this run with its own version"
+                f"{__version__} reads format {FORMAT}: continue this run with its own version"
             )
-        if note["format"] != 2 and _note_digest(note) != note["note_sha256"]:
+        if _note_digest(note) != note["note_sha256"]:
             raise _damaged(index)
         if note["file"] is None:
             return None
@@ -146,7 +145,7 @@ def _load(folder: Path, index: Path) -> Saved | None:
             raise _damaged(path)
         return Saved(
             int(note["round"]),
-            LogMark(int(note["record_bytes"]), note.get("record_sha256")),
+            LogMark(int(note["record_bytes"]), note["record_sha256"]),
             load_file(path),
             {name: LogMark(int(size), sha256) for name, (size, sha256) in note.get("beside", {}).items()},
             note["diverged"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -18,7 +17,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from feddpc import methods
 from feddpc._version import __version__
 from feddpc.config import MAY_CHANGE, Config, read_toml, write_toml
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError, unusable
@@ -203,24 +201,13 @@ def load_config(path: Path) -> Config:
     if not is_run(path):
         raise RunFolderError(f"{path} is no run folder: it has no config.toml")
     try:
-        return _filled(Config.read(read_toml(path / "config.toml")))
+        return Config.read(read_toml(path / "config.toml"))
     except BadInputError as error:
         raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
 
 
-def _filled(config: Config) -> Config:
-    """Add hyper-parameters that the method did not have yet when the run was made, with what it did then."""
-    if config.method not in methods.names():
-        return config
-    hyper = {**methods.get(config.method).absent, **config.hyper}
-    return dataclasses.replace(config, hyper=hyper) if config.hyper else config
-
-
 def config_digest(config: Config) -> str:
-    """Return a hash of what a resumed run must not change; values that are the usual ones are left out.
-
-    So a key that a later version adds changes nothing.
-    """
+    """Return a hash of what a resumed run must not change; default values are left out, so that new keys may appear."""
     usual = Config().asdict()
     values = {k: v for k, v in config.asdict().items() if k not in MAY_CHANGE and (k not in usual or v != usual[k])}
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()

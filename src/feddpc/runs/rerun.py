@@ -9,26 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import models
-from feddpc.config import Config
+from feddpc.config import Config, options_by_choice
 from feddpc.data import names
+from feddpc.data.own import is_own
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Setting
+from feddpc.registry import is_code
 from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records
 
 #: What of the surroundings may change a result, if only its last digits.
 SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "threads")
-#: The version that did not note what its configuration was.
-WITHOUT_DIGEST = "0.1.0"
 #: Fingerprints without which nothing of a run can come out again.
 WORLD = ("data", "all data", "partition")
-#: Options that belong to a choice, and go with it.
-OPTIONS_OF = {
-    "method": "hyper",
-    "model": "model_options",
-    "partition": "partition_options",
-    "participation": "participation_options",
-    "rule": "rule_options",
-}
 
 
 @dataclass(frozen=True)
@@ -78,12 +70,11 @@ class RerunPlan:
         stored, about = load_config(folder), _environment(folder)
         if stored.engine == "flower":
             raise BadInputError(f"{folder} is of a federation over Flower: its clients' data are not here")
-        digest = about["fingerprint"].get("configuration")
-        if digest != config_digest(stored) and not (digest is None and about.get("feddpc") == WITHOUT_DIGEST):
+        if about["fingerprint"].get("configuration") != config_digest(stored):
             raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
         values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
         base = Config.read(values)
-        for key, options in OPTIONS_OF.items():
+        for key, options in options_by_choice().items():
             if given.get(key, values[key]) != values[key]:
                 values[options] = {}
         if given.get("method", stored.method) != stored.method:
@@ -101,9 +92,9 @@ class RerunPlan:
     def refuse_missing(self, *, data: bool, model: bool, partition: bool) -> None:
         """Raise if the run was made of things that its folder only names, and that are not given here."""
         config, elsewhere = self.config, "give it to feddpc.rerun in Python, or choose another here"
-        if not data and config.data not in names() and not Path(config.data).expanduser().exists():
+        if not data and not (config.data in names() or is_own(config.data) or Path(config.data).expanduser().exists()):
             raise BadInputError(f"{self.folder} was made with the data {config.data!r}, not found here: {elsewhere}")
-        if not model and config.model not in models.names():
+        if not model and config.model not in models.names() and not is_code(config.model):
             raise BadInputError(f"{self.folder} was made with a module of its maker's, {config.model}: {elsewhere}")
         if not partition and config.partition == "given":
             raise BadInputError(f"{self.folder} was made with index lists, which it does not hold: {elsewhere}")
