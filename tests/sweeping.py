@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from feddpc.config import Config
-from feddpc.study import Item, Outcome
+from feddpc.study import RunResult, RunSpec
 
 SMALL = {
     "model": "mlp",
@@ -23,13 +23,16 @@ def config(**values) -> Config:
     return Config.read({**SMALL, **values})
 
 
-def items(methods=("fedavg", "feddpc"), rates=(0.3, 0.1), seeds=(0,), **values) -> list[Item]:
+def specs(methods=("fedavg", "feddpc"), rates=(0.3, 0.1), seeds=(0,), **values) -> list[RunSpec]:
     return [
-        Item(config(method=m, lr=lr, seed=s, **values), f"{m} {lr} {s}") for m in methods for lr in rates for s in seeds
+        RunSpec(config(method=m, lr=lr, seed=s, **values), f"{m} {lr} {s}")
+        for m in methods
+        for lr in rates
+        for s in seeds
     ]
 
 
-def numbers(outcomes: list[Outcome]) -> list[tuple]:
+def numbers(outcomes: list[RunResult]) -> list[tuple]:
     """Everything that must not depend on who ran the items, or how often they were interrupted."""
     return [
         (

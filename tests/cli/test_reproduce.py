@@ -44,11 +44,11 @@ def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_on
     monkeypatch.setattr("feddpc.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
 
-    def carry_out(question, parts, place, labour, *, grid):
-        seen.append(labour.workers.at_once)
+    def reproduce(question, parts, folders, options, *, grid):
+        seen.append(options.workers.at_once)
         return SimpleNamespace(missing=[], failures=[])
 
-    monkeypatch.setattr("feddpc.paper.work.carry_out", carry_out)
+    monkeypatch.setattr("feddpc.paper.results.reproduce", reproduce)
     feddpc("table2", *wanted, "--report-only", "--quiet")
     assert seen == [at_once]
 

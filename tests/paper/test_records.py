@@ -19,7 +19,7 @@ def test_tables_and_findings_are_the_same_from_the_file(study, tmp_path):
     back = records.read(tmp_path / "r.json")
     assert (back.data, back.scale, back.short, back.origin) == (study.data, study.scale, study.short, study.origin)
     for part in documents.PARTS:
-        assert documents.sheets(back, part) == documents.sheets(study, part)
+        assert documents.part_tables(back, part) == documents.part_tables(study, part)
     assert findings(back) == findings(study)
 
 

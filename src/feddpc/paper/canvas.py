@@ -1,4 +1,4 @@
-"""Sheets of axes in the house style, with a title that says what was shortened and one legend."""
+"""Axes in the style of the reports, with a title that says what was shortened and one legend."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from feddpc.paper.claims import findings
 from feddpc.paper.comparisons import comparisons
 from feddpc.paper.presets import PRESETS
 from feddpc.paper.question import label
-from feddpc.paper.sheet import Sheet
 from feddpc.paper.study import Study, all_runs
 from feddpc.paper.verdicts import contests, standing
+from feddpc.report.table import Table
 from feddpc.storage import explain_os_errors, replace_file, replace_text
 
 #: The parts that have runs, in the order in which they are shown.
@@ -34,13 +34,13 @@ _CAPTIONS = {
 }
 
 
-def sheets(study: Study, part: str) -> list[Sheet]:
+def part_tables(study: Study, part: str) -> list[Table]:
     """Return the tables of a part."""
     if part == "grid":
         return [tables.grid(study, alpha) for alpha in study.alphas("grid")]
     if part == "table2":
         pairs = [(tables.table2(study, a), comparisons(study, a)) for a in study.alphas("table2")]
-        return [sheet for pair in pairs for sheet in pair if sheet is not None]
+        return [table for pair in pairs for table in pair if table is not None]
     return [tables.figure(study, part, alpha) for alpha in study.alphas(part)]
 
 
@@ -51,7 +51,7 @@ def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> 
         made_with = ", ".join(f"{k} {v}" for k, v in study.origin["machine"].items())
         blocks.append(f"Run with {made_with}. {_spent(study)}".strip())
     for part in parts:
-        blocks += [sheet.markdown() for sheet in sheets(study, part)]
+        blocks += [table.markdown() for table in part_tables(study, part)]
     for name, where in pictures.items():
         blocks.append(f"![{_CAPTIONS[name.partition('-alpha')[0]]}, {study.title}]({where})")
     judged = [f for f in findings(study) if f.part in parts]

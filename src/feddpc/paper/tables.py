@@ -1,4 +1,4 @@
-"""Table 2 with ours beside the paper's, what figures 4 and 5 come to, the grid's winners, the findings: as sheets."""
+"""Table 2 next to the paper's, the accuracies of figures 4 and 5, the grid's winners, and the findings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from feddpc.data.specs import spec
 from feddpc.paper import published
 from feddpc.paper.comparisons import interval
 from feddpc.paper.question import CONTROLS, HELD_OUT, label
-from feddpc.paper.sheet import Sheet
 from feddpc.paper.study import Row, Study
 from feddpc.paper.tuned import base_name, winners
 from feddpc.paper.verdicts import Finding
 from feddpc.report.groups import show
-from feddpc.report.tables import percent
+from feddpc.report.table import Table, percent
 
 #: Ours and the paper's side by side, and ours alone.
 _BESIDE = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
@@ -23,7 +22,7 @@ _BEGUN = 4
 _TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
 
 
-def table2(study: Study, alpha: float) -> Sheet:
+def table2(study: Study, alpha: float) -> Table:
     """Return Table 2 of one alpha: ours, mean ± deviation over seeds, beside the paper's."""
     rows, cells = study.part("table2", alpha), []
     reported, seconds = study.reported(alpha), published.SECONDS[study.paper_data]
@@ -39,7 +38,7 @@ def table2(study: Study, alpha: float) -> Sheet:
             }
         known = _result(row) | theirs
         cells.append([row.line.label, setting(row), str(len(row.scores)), *(known[h] for h in _BESIDE)])
-    return Sheet(
+    return Table(
         f"table2-alpha{alpha:g}",
         f"Table 2, {study.title}, alpha {alpha:g}",
         ("method", "setting", "seeds", *_BESIDE),
@@ -50,11 +49,11 @@ def table2(study: Study, alpha: float) -> Sheet:
     )
 
 
-def figure(study: Study, part: str, alpha: float) -> Sheet:
+def figure(study: Study, part: str, alpha: float) -> Table:
     """Return the accuracies of figure 4 or 5, for which the paper gives curves only."""
     rows = study.part(part, alpha)
     rates = ", ".join(dict.fromkeys(show(row.line.config.lr) for row in rows))
-    return Sheet(
+    return Table(
         f"{part}-alpha{alpha:g}",
         f"{_TITLES[part]}, {study.title}, alpha {alpha:g}, rate {rates}",
         ("row", "seeds", *_ALONE),
@@ -121,7 +120,7 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def grid(study: Study, alpha: float) -> Sheet:
+def grid(study: Study, alpha: float) -> Table:
     """Return the winners of the grid: chosen on the test set, as the paper did, and on held-out samples."""
     rows, cells = study.part("grid", alpha), []
     for name, chosen in winners(rows).items():
@@ -138,13 +137,13 @@ def grid(study: Study, alpha: float) -> Sheet:
         f"round. Best on validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that "
         "nobody trains on; the test accuracy is that of this round. A setting that diverged is not chosen."
     )
-    return Sheet(
+    return Table(
         f"grid-alpha{alpha:g}",
         f"Grid, {study.title}, alpha {alpha:g}",
         ("method", "settings", "diverged", "best on test", "test %", "best on validation", "test % there"),
         cells,
         [note, *_cautions(study, alpha), *_gaps([row for row in rows if row.missing])],
-        wordy=frozenset({"best on test", "best on validation"}),
+        text_columns=frozenset({"best on test", "best on validation"}),
     )
 
 
@@ -186,12 +185,12 @@ def hardly_begun(study: Study, alpha: float) -> list[str]:
     return [label(name) for name, about in best.items() if about and about.mean < bar]
 
 
-def findings(found: Sequence[Finding], title: str) -> Sheet:
+def findings(found: Sequence[Finding], title: str) -> Table:
     """Return the findings: claim, verdict, numbers."""
-    return Sheet(
+    return Table(
         "findings",
         f"What holds, {title}",
         ("claim", "verdict", "numbers", "line in paper.tex"),
         [[f.claim, f.verdict, f.numbers, "-" if f.line is None else str(f.line)] for f in found],
-        wordy=frozenset({"verdict", "numbers"}),
+        text_columns=frozenset({"verdict", "numbers"}),
     )
