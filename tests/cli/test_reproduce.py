@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from feddpc.cli import app
 from feddpc.cli.reproduce import TARGETS, UNFINISHED
 from feddpc.errors import BadInputError, DataError, RunFolderError
-from feddpc.paper import question
+from feddpc.paper import study_spec
 
 QUICK = ["--data", "digits", "--scale", "tiny", "--rounds", "2", "--alpha", "0.2", "--seeds", "0", "--processes", "1"]
 FEW = ["--methods", "feddpc,fedcm"]
@@ -44,7 +44,7 @@ def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_on
     monkeypatch.setattr("feddpc.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
 
-    def reproduce(question, parts, folders, options, *, grid):
+    def reproduce(spec, parts, folders, options, *, grid):
         seen.append(options.workers.at_once)
         return SimpleNamespace(missing=[], failures=[])
 
@@ -109,6 +109,6 @@ def test_mistakes_say_what_to_do(feddpc, tmp_path, monkeypatch):
 
 
 def test_every_target_has_its_help(feddpc):
-    assert set(TARGETS) == set(question.TARGETS)
+    assert set(TARGETS) == set(study_spec.TARGETS)
     printed = feddpc("--help")
     assert all(name in printed for name in (*TARGETS, "export", "docs"))

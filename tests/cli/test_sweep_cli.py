@@ -126,6 +126,24 @@ def test_another_sweep_is_refused_and_told_what_differs(feddpc, tmp_path):
     assert feddpc("sweep", "--out", "S", "--engine", "stacked", "--quiet") == ""  # how it is run may change
 
 
+def test_a_sweep_is_extended_in_its_folder(feddpc, tmp_path):
+    text = feddpc("sweep", "--methods", "fedavg", "--grid", "lr=0.1,0.3", *SMALL, "--out", "S")
+    assert "warning: fedavg is best at the end of its grid (lr = " in text
+    assert "lr at the end of the grid" in text
+    said = feddpc("sweep", "--out", "S", "--seeds", "0,1", code=2)
+    assert "seeds = [0, 1], was [0]" in said
+    assert "add --extend" in said
+    text = feddpc("sweep", "--out", "S", "--extend", "--methods", "feddpc", "--grid", "lr=0.03", "--seeds", "1")
+    assert "12 done" in text
+    assert "3x2x4" in text
+    chosen = json.loads((tmp_path / "S" / "chosen.json").read_text())
+    assert [c["method"] for c in chosen] == ["fedavg", "feddpc"] * 2
+    assert all(isinstance(c["grid_ends"], list) for c in chosen)
+    labels = re.findall(r"^(fed\w+) lr=(\S+)", feddpc("report", "S"), re.M)
+    assert labels == [(m, lr) for m in ("fedavg", "feddpc") for lr in ("0.1", "0.3", "0.03")]
+    assert "no sweep to extend" in feddpc("sweep", "--extend", "--grid", "lr=0.1", "--out", "absent", code=2)
+
+
 def test_an_unfinished_sweep_says_what_is_there_and_what_is_missing(feddpc, tmp_path):
     feddpc("sweep", *GRID, *SMALL, "--out", "S", "--quiet")
     results = [json.loads(line) for line in (tmp_path / "S" / "results.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""From a question to a folder of results: nothing is run twice, what is missing is said, records are enough."""
+"""From a spec to a folder of results: nothing is run twice, what is missing is said, records are enough."""
 
 import os
 
@@ -8,8 +8,8 @@ from PIL import Image
 
 from feddpc.errors import DataError
 from feddpc.paper import documents, plan, records, results
-from feddpc.paper.question import Question
 from feddpc.paper.study import all_runs
+from feddpc.paper.study_spec import StudySpec
 from feddpc.paper.tuned import Tuned
 from feddpc.runs.record import load
 from feddpc.runs.runner import Stop
@@ -22,9 +22,9 @@ LOOK = results.RunOptions(report_only=True)
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A grid and its Table 2, run once for all tests here."""
-    question = Question("digits", "tiny", **SMALL)
-    folders = results.Folders.of(tmp_path_factory.mktemp("out"), question)
-    return question, folders, results.reproduce(question, ("table2",), folders, results.RunOptions(), grid=True)
+    spec = StudySpec("digits", "tiny", **SMALL)
+    folders = results.Folders.of(tmp_path_factory.mktemp("out"), spec)
+    return spec, folders, results.reproduce(spec, ("table2",), folders, results.RunOptions(), grid=True)
 
 
 def run_folders(folders):
@@ -32,12 +32,12 @@ def run_folders(folders):
 
 
 def test_a_grid_and_then_the_table_with_its_winners(done):
-    question, folders, report = done
+    spec, folders, report = done
     assert report.missing == []
     assert report.parts == ("grid", "table2")
     assert len(run_folders(folders)) == 4 + 4  # two methods at two rates; two methods with two seeds
     tuned = Tuned.read(folders.base / "tuned.json")
-    assert tuned.source == question.grid_words
+    assert tuned.source == spec.grid_words
     for row in report.study.part("table2"):
         best = tuned.settings[0.2][row.line.name]["test"]
         grid = {
@@ -66,9 +66,9 @@ def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
     """And what was found by which grid is told."""
     folders = results.Folders(tmp_path, tmp_path / "results")
     changes = {"alphas": (0.2,), "seeds": (0,), "rounds": 2, "rows": ("feddpc", "fedavg")}
-    first = Question("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
+    first = StudySpec("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
     results.reproduce(first, ("table2",), folders, results.RunOptions(), grid=True)
-    then = Question("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
+    then = StudySpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
     report = results.reproduce(then, ("table2",), folders, results.RunOptions(), grid=True)
     rows = [(row.line.config.method, row.line.config.lr, row.line.config.rounds) for row in report.study.part("grid")]
     assert sorted(rows) == [("fedavg", 0.1, 1), ("fedavg", 0.3, 1), ("feddpc", 0.1, 2)]
@@ -79,16 +79,16 @@ def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
 
 
 def test_nothing_is_run_twice(done):
-    question, folders, report = done
+    spec, folders, report = done
     before = run_folders(folders)
-    again = results.reproduce(question, ("table2",), folders, results.RunOptions(), grid=True)
+    again = results.reproduce(spec, ("table2",), folders, results.RunOptions(), grid=True)
     assert run_folders(folders) == before
     assert records.dumps(again.study) == records.dumps(report.study)
 
 
 def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
     _, folders, _ = done
-    wider = Question("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
+    wider = StudySpec("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
     elsewhere = results.Folders(folders.base, tmp_path)
     report = results.reproduce(wider, ("table2",), elsewhere, LOOK, grid=False)
     assert [(o.spec.name, o.status) for o in report.missing] == [
@@ -101,27 +101,27 @@ def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
 
 
 def test_an_unfinished_grid_chooses_nothing(done, tmp_path):
-    question, _, _ = done
-    folders = results.Folders.of(tmp_path, question)
-    report = results.reproduce(question, ("table2",), folders, LOOK, grid=True)
+    spec, _, _ = done
+    folders = results.Folders.of(tmp_path, spec)
+    report = results.reproduce(spec, ("table2",), folders, LOOK, grid=True)
     assert report.parts == ("grid",)
     assert len(report.missing) == 4
     assert not (folders.base / "tuned.json").exists()
 
 
 def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
-    question, _, _ = done
+    spec, _, _ = done
     stop = Stop()
     stop.wanted = True
-    folders = results.Folders.of(tmp_path, question)
-    report = results.reproduce(question, ("figure4",), folders, results.RunOptions(stop=stop), grid=False)
+    folders = results.Folders.of(tmp_path, spec)
+    report = results.reproduce(spec, ("figure4",), folders, results.RunOptions(stop=stop), grid=False)
     assert len(report.missing) == 8
     assert report.study.part("figure4")[0].runs == {}
 
 
 def test_parts_are_kept_beside_each_other(done):
     _, folders, _ = done
-    one_seed = Question("digits", "tiny", **SMALL | {"seeds": (0,)})
+    one_seed = StudySpec("digits", "tiny", **SMALL | {"seeds": (0,)})
     report = results.reproduce(one_seed, ("figure4",), folders, results.RunOptions(), grid=False)
     kept = records.read(folders.results / "records.json")
     assert {row.line.part for row in kept.rows} == {"grid", "table2", "figure4"}
@@ -170,10 +170,10 @@ def test_missing_data_names_the_commands(monkeypatch, tmp_path):
 
 def test_each_run_is_read_once(done, monkeypatch):
     """What a reproduction adds to its rounds does not grow with the rows that share a run."""
-    question, folders, _ = done
+    spec, folders, _ = done
     read = []
     monkeypatch.setattr(results, "load", lambda path: read.append(path) or load(path))
-    lines = plan.table2(question, Tuned.read(folders.base / "tuned.json"))
+    lines = plan.table2(spec, Tuned.read(folders.base / "tuned.json"))
     rows, _, _ = results.collect([*lines, *lines, *lines], folders, LOOK)
     assert len(read) == len(set(read)) == len(all_runs(rows)) == 4
 
@@ -182,8 +182,8 @@ def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, m
     """Failed is not missing: it is named, and the winners are chosen among the others."""
     from feddpc.study import workers
 
-    question, _, _ = done
-    folders, plain = results.Folders.of(tmp_path, question), workers.execute
+    spec, _, _ = done
+    folders, plain = results.Folders.of(tmp_path, spec), workers.execute
 
     def execute(setting, **how):
         if setting.config.lr == 0.3 and setting.config.method == "feddpc":
@@ -191,20 +191,20 @@ def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, m
         return plain(setting, **how)
 
     monkeypatch.setattr(workers, "execute", execute)
-    report = results.reproduce(question, (), folders, results.RunOptions(), grid=True)
+    report = results.reproduce(spec, (), folders, results.RunOptions(), grid=True)
     assert [(o.spec.config.lr, o.status) for o in report.missing] == [(0.3, "failed")]
     assert Tuned.read(folders.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr == 0.1
 
 
 def test_a_page_or_figure_that_cannot_be_made_is_listed_and_the_rest_is_there(done, tmp_path, monkeypatch):
-    question, _, report = done
+    spec, _, report = done
 
     def broken(*_, **__):
         raise ValueError("nothing to draw with")
 
     monkeypatch.setattr(results.figures, "draw_all", broken)
     monkeypatch.setattr(results, "write_page", broken)
-    folders, failures = results.Folders.of(tmp_path, question), []
+    folders, failures = results.Folders.of(tmp_path, spec), []
     paths = results.write_results(report.study, ("table2",), folders, failures)
     assert [path.name for path in paths] == ["results.md", "records.json"]
     assert all(path.is_file() for path in paths)

@@ -1,20 +1,11 @@
 """Choosing, on outcomes made by hand."""
 
-from pathlib import Path
-
 import pytest
 
-from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.study import RunResult, RunSpec, choose
+from feddpc.study import choose
 from feddpc.study.sweep import choose_both
-
-
-def outcome(method="fedavg", lr=0.1, seed=0, status="done", test=0.5, valid=0.5, at=0.4, hyper=None, **more):
-    spec = RunSpec(Config(method=method, lr=lr, seed=seed, rounds=20, hyper=hyper or {}, **more))
-    known = {"best_accuracy": test, "best_round": 10, "validation_accuracy": valid, "validation_round": 8}
-    known |= {"validated_accuracy": at, "last10_accuracy": test - 0.1}
-    return RunResult(key="k", spec=spec, status=status, path=Path("x"), **(known if status != "missing" else {}))
+from sweeping import outcome
 
 
 def settings(outcomes, **how):

@@ -18,8 +18,8 @@ from feddpc.errors import BadInputError, RunFolderError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from feddpc.paper.question import Question
     from feddpc.paper.results import Report
+    from feddpc.paper.study_spec import StudySpec
     from feddpc.paper.verdicts import Finding
     from feddpc.report.table import Table
     from feddpc.study.workers import Workers
@@ -140,12 +140,12 @@ def reproduce(
     from feddpc.cli.display import Many
     from feddpc.paper import results
     from feddpc.paper.presets import PRESETS
-    from feddpc.paper.question import Question, data_of
+    from feddpc.paper.study_spec import StudySpec, data_of
     from feddpc.runs.runner import Stop
 
     target = str(context.info_name)
     wanted = data_of(target, None if data is None else flags.listed(data, "--data"))
-    placing = {"device": device, "engine": engine, "precision": precision}
+    execution = {"device": device, "engine": engine, "precision": precision}
     given: dict[str, Any] = {
         "alphas": None if alpha is None else _numbers(alpha, "--alpha"),
         "seeds": tuple(flags.seed_numbers(seeds, None) or ()),
@@ -156,25 +156,25 @@ def reproduce(
         "rows": None if methods is None else tuple(flags.listed(methods, "--methods")),
         "rates": None if rates is None else _numbers(rates, "--rates"),
         "values": None if values is None else _numbers(values, "--values"),
-        "placing": {k: v for k, v in placing.items() if v is not None},
+        "execution": {k: v for k, v in execution.items() if v is not None},
     }
     given = {k: v for k, v in given.items() if v is not None}
-    questions = [Question(name, scale or _usual(name), **given) for name in wanted]
+    specs = [StudySpec(name, scale or _usual(name), **given) for name in wanted]
     if not report_only and target != "table1":
         results.require_data(list(wanted))
     speak = not (quiet or as_json)
-    costs = _table1(questions, out) if target in ("table1", "all") else []
+    costs = _table1(specs, out) if target in ("table1", "all") else []
     for table in costs if speak else ():
         _show_table(table)
     stop, reports = Stop(), []
     with stop.on_interrupt():
-        for question in questions if target != "table1" else ():
-            with Many(Console(stderr=True), question.data, quiet=report_only or not speak) as progress:
-                model = PRESETS[question.data](scale=question.scale).model
-                count = at_once or flags.usual_at_once(device, question.data, model)
-                options = results.RunOptions(report_only, _workers(question.data, processes, count), progress, stop)
-                folders = results.Folders.of(out, question)
-                reports.append(results.reproduce(question, wanted[question.data], folders, options, grid=grid))
+        for spec in specs if target != "table1" else ():
+            with Many(Console(stderr=True), spec.data, quiet=report_only or not speak) as progress:
+                model = PRESETS[spec.data](scale=spec.scale).model
+                count = at_once or flags.usual_at_once(device, spec.data, model)
+                options = results.RunOptions(report_only, _workers(spec.data, processes, count), progress, stop)
+                folders = results.Folders.of(out, spec)
+                reports.append(results.reproduce(spec, wanted[spec.data], folders, options, grid=grid))
             if reports[-1].failures:
                 remedy = f"the same `feddpc reproduce {target}` with --report-only draws them later"
                 typer.echo(f"warning: {'; '.join(reports[-1].failures)}; the records are complete, {remedy}", err=True)
@@ -246,17 +246,17 @@ def _workers(data: str, count: int | None, at_once: int) -> Workers:
     return InProcess(at_once=at_once) if count == 1 else Processes(count, at_once=at_once)
 
 
-def _table1(questions: Sequence[Question], out: Path) -> list[Table]:
+def _table1(specs: Sequence[StudySpec], out: Path) -> list[Table]:
     """Write Table 1 of each data set, which needs neither runs nor data, and return all."""
     from feddpc.paper import costs
     from feddpc.paper.results import Folders
     from feddpc.storage import make_folder, replace_text
 
     tables = []
-    for question in questions:
-        folder = Folders.of(out, question).results
+    for spec in specs:
+        folder = Folders.of(out, spec).results
         make_folder(folder)
-        for table in costs.table1(question.data, question.scale):
+        for table in costs.table1(spec.data, spec.scale):
             replace_text(folder / f"{table.name}.csv", table.csv())
             tables.append(table)
     return tables

@@ -9,9 +9,9 @@ from itertools import combinations
 from typing import Any
 
 from feddpc.paper import published
-from feddpc.paper.question import DOUBLED, label
 from feddpc.paper.statistics import estimate, paired
 from feddpc.paper.study import Row, Study
+from feddpc.paper.study_spec import DOUBLED, label
 from feddpc.paper.verdicts import Finding, above, contests, differences, family, judge
 
 #: "Performs very poorly" is read as: farther below lambda = 1 than this.

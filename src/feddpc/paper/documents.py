@@ -14,8 +14,8 @@ from feddpc.paper import costs, figures, published, tables
 from feddpc.paper.claims import findings
 from feddpc.paper.comparisons import comparisons
 from feddpc.paper.presets import PRESETS
-from feddpc.paper.question import label
 from feddpc.paper.study import Study, all_runs
+from feddpc.paper.study_spec import label
 from feddpc.paper.verdicts import contests, standing
 from feddpc.report.table import Table
 from feddpc.storage import explain_os_errors, replace_file, replace_text

@@ -14,8 +14,8 @@ from pathlib import Path
 from feddpc import data
 from feddpc.errors import DataError
 from feddpc.paper import documents, figures, plan, records
-from feddpc.paper.question import Question
 from feddpc.paper.study import Line, Row, Study, all_runs, joined
+from feddpc.paper.study_spec import StudySpec
 from feddpc.paper.tuned import Tuned, known, setting_of, winners
 from feddpc.report.failures import noted
 from feddpc.report.page import write_page
@@ -36,9 +36,9 @@ class Folders:
     results: Path  #: of the scale
 
     @classmethod
-    def of(cls, out: Path, question: Question) -> Folders:
-        """Return the folders of a question below ``out``."""
-        return cls(out / question.data, out / question.data / question.slug)
+    def of(cls, out: Path, spec: StudySpec) -> Folders:
+        """Return the folders of a spec below ``out``."""
+        return cls(out / spec.data, out / spec.data / spec.slug)
 
     @property
     def runs(self) -> Path:
@@ -82,16 +82,16 @@ def collect(lines: Sequence[Line], folders: Folders, options: RunOptions) -> tup
     return rows, [result for key, result in by_key.items() if key not in runs], spent
 
 
-def store_winners(question: Question, rows: Sequence[Row], folders: Folders) -> Tuned:
+def store_winners(spec: StudySpec, rows: Sequence[Row], folders: Folders) -> Tuned:
     """Store the best settings of a grid, next to those of other alphas and methods that are already there."""
     path = folders.base / "tuned.json"
     before = Tuned.read(path) if path.is_file() else Tuned("")
     settings = {alpha: dict(chosen) for alpha, chosen in before.settings.items()}
-    source, older = question.grid_words, {(alpha, name) for alpha, chosen in settings.items() for name in chosen}
-    older -= {(alpha, name) for alpha in question.alphas for name in question.rows}
+    source, older = spec.grid_words, {(alpha, name) for alpha, chosen in settings.items() for name in chosen}
+    older -= {(alpha, name) for alpha in spec.alphas for name in spec.rows}
     if older:  # of other methods or alphas
         source = before.source if before.source.startswith(source) else f"{source}; for others, {before.source}"
-    for alpha in question.alphas:
+    for alpha in spec.alphas:
         own = [row for row in rows if row.line.alpha == alpha]
         chosen = {name: {by: setting_of(row) for by, row in best.items()} for name, best in winners(own).items()}
         settings[alpha] = settings.get(alpha, {}) | chosen
@@ -111,28 +111,28 @@ class Report:
     failures: list[str] = field(default_factory=list)  #: figures or pages that could not be made, and why
 
 
-def reproduce(question: Question, parts: Sequence[str], folders: Folders, options: RunOptions, *, grid: bool) -> Report:
-    """Run what the ``parts`` of a question need, after its ``grid`` if asked for, and write all results."""
+def reproduce(spec: StudySpec, parts: Sequence[str], folders: Folders, options: RunOptions, *, grid: bool) -> Report:
+    """Run what the ``parts`` of a spec need, after its ``grid`` if asked for, and write all results."""
     rows: list[Row] = []
     missing: list[RunResult] = []
-    tuned, done, spent = known(question.data, folders.base), tuple(parts), 0.0
+    tuned, done, spent = known(spec.data, folders.base), tuple(parts), 0.0
     if grid:
-        rows, missing, spent = collect(plan.grid(question), folders, options)
+        rows, missing, spent = collect(plan.grid(spec), folders, options)
         done = ("grid", *parts)
     if any(result.status == "missing" for result in missing):
         done = ("grid",)  # an unfinished grid has no winners
     else:
-        tuned = store_winners(question, rows, folders) if grid else tuned
-        more, still, longer = collect(plan.lines(parts, question, tuned), folders, options)
+        tuned = store_winners(spec, rows, folders) if grid else tuned
+        more, still, longer = collect(plan.lines(parts, spec, tuned), folders, options)
         rows, missing, spent = [*rows, *more], [*missing, *still], spent + longer
     origin = {
-        "settings": f"best on {question.select}; {tuned.source}",
+        "settings": f"best on {spec.select}; {tuned.source}",
         "machine": records.machine(all_runs(rows)),
         "spent": round(spent, 1),
     }
     if not options.report_only and options.workers is not None and options.workers.at_once > 1:
         origin["at_once"] = options.workers.at_once
-    study = Study(question.data, question.slug, question.short, rows, origin)
+    study = Study(spec.data, spec.slug, spec.short, rows, origin)
     if (stored := folders.results / "records.json").is_file():
         study = joined(records.read(stored), study)  # with what earlier calls asked for
     failures: list[str] = []

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from feddpc.data.specs import spec
 from feddpc.paper import published
 from feddpc.paper.comparisons import interval
-from feddpc.paper.question import CONTROLS, HELD_OUT, label
 from feddpc.paper.study import Row, Study
+from feddpc.paper.study_spec import CONTROLS, HELD_OUT, label
 from feddpc.paper.tuned import base_name, winners
 from feddpc.paper.verdicts import Finding
 from feddpc.report.groups import show
