@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -137,13 +138,14 @@ def test_workers_of_a_killed_sweep_go_home(tmp_path, script):
 def test_a_worker_that_dies_again_and_again_gives_the_item_up(tmp_path, monkeypatch):
     class Doomed(workers.Pool):
         size = 1
-        out = ()
 
-        def submit(self, batch):
-            self.out = (batch,)
+        def start(self, batch):
+            dead = Future()
+            dead.set_exception(RuntimeError("killed by SIGKILL"))
+            return dead
 
-        def wait(self, seconds, tick):
-            return [workers.Returned(batch, [], "killed by SIGKILL") for batch in self.out]
+        def cause_of_death(self, error):
+            return str(error)
 
         def stop(self):
             pass
@@ -152,7 +154,7 @@ def test_a_worker_that_dies_again_and_again_gives_the_item_up(tmp_path, monkeypa
             pass
 
     class Dooming(workers.Workers):
-        def open(self, stop):
+        def open(self, stop, tick):
             return Doomed()
 
     (outcome,) = run_study(specs()[:1], tmp_path, workers=Dooming())

@@ -58,14 +58,14 @@ def test_a_killed_worker_does_not_change_the_table(tmp_path, cluster, gate, monk
     wanted = specs((f"{tmp_path / 'waiting.py'}:Waiting", "feddpc"), rounds=20)
     whole = run_study(wanted, tmp_path / "whole")
     killed, came_back = [], []
-    plain = ray_workers._RayPool._returned
+    plain = ray_workers._RayPool.returned
 
     def watched(crew, reference):
         came_back.append(plain(crew, reference))
         gate.touch()  # only now: a worker outlives its node by a moment, and could still have ended its run
         return came_back[-1]
 
-    monkeypatch.setattr(ray_workers._RayPool, "_returned", watched)
+    monkeypatch.setattr(ray_workers._RayPool, "returned", watched)
 
     def kill_one(progress):
         if progress.rounds == 22 and not killed:  # both workers are in round 12

@@ -120,10 +120,12 @@ class StudyPlan:
 
     def as_table(self) -> dict[str, Any]:
         """Return the plan as plain values; a sweep leaves out what only changes its speed."""
-        left_out = () if self.space is None else EXECUTION_KEYS
-        values = {k: v for k, v in self.overrides.values.items() if k not in left_out}
-        sets = [f"{part}.{k}={spelled([v])}" for part, name in PARTS.items() for k, v in values.pop(name, {}).items()]
-        sets += [f"{name}.{k}={spelled([v])}" for name, table in self.overrides.hyper.items() for k, v in table.items()]
+        values = dict(self.overrides.values)
+        tables = dict(self.overrides.hyper)
+        if self.space is not None:
+            values = {k: v for k, v in values.items() if k not in EXECUTION_KEYS}
+            tables = {part: values.pop(name, {}) for part, name in PARTS.items()} | tables
+        sets = [f"{name}.{k}={spelled([v])}" for name, table in tables.items() for k, v in table.items()]
         table: dict[str, Any] = {"methods": list(self.methods), "seeds": list(self.seeds)}
         if space := self.space:
             table["grid" if space.trials is None else "random"] = [f"{k}={a}" for k, a in space.axes.items()]

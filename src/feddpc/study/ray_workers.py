@@ -10,12 +10,13 @@ import logging
 import os
 import socket
 import warnings
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from feddpc.errors import BadInputError
 from feddpc.runs.runner import Stop
-from feddpc.study.workers import Batch, Pool, Returned, RunReport, Tick, Workers, run_batch
+from feddpc.study.workers import Batch, Pool, RunReport, Tick, Workers, run_batch
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class RayWorkers(Workers):
         if self.cpus == self.gpus == 0:
             raise BadInputError("cpus = gpus = 0: a worker needs one of them")
 
-    def open(self, stop: Stop) -> Pool:
+    def open(self, stop: Stop, tick: Tick) -> Pool:
         """Connect to the cluster."""
         try:
             import ray
@@ -75,11 +76,12 @@ class RayWorkers(Workers):
 
 class _RayPool(Pool):
     def __init__(self, ray: Any, share: dict[str, float], connected: bool) -> None:
+        super().__init__()
         self.ray, self.share, self.connected = ray, share, connected
         needs = {"num_cpus": share.get("CPU", 0.0), "num_gpus": share.get("GPU", 0.0)}
         # The study handles a dead worker: another one continues from the checkpoint.
         self.remote = ray.remote(**needs, max_retries=0)(_run_on_ray)
-        self.running: dict[Any, Batch] = {}
+        self.references: dict[Future[list[RunReport]], Any] = {}
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -87,31 +89,25 @@ class _RayPool(Pool):
         resources = self.ray.cluster_resources()
         return max(1, min(int(resources.get(name, 0.0) / value + 1e-9) for name, value in self.share.items()))
 
-    def submit(self, batch: Batch) -> None:
-        self.running[self.remote.remote(batch)] = batch
+    def start(self, batch: Batch) -> Future[list[RunReport]]:
+        reference = self.remote.remote(batch)
+        future: Future[list[RunReport]] = reference.future()
+        self.references[future] = reference
+        return future
 
-    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
-        tick()
-        done, _ = self.ray.wait(list(self.running), timeout=seconds)
-        return [self._returned(reference) for reference in done]
+    def cause_of_death(self, error: BaseException) -> str:
+        if isinstance(error, self.ray.exceptions.RayError):
+            return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise error
 
     def stop(self) -> None:
-        for reference in self.running:
-            self.ray.cancel(reference, force=True)
+        for future in self.running:
+            self.ray.cancel(self.references[future], force=True)
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
         if self.connected:
             self.ray.shutdown()
-
-    def _returned(self, reference: Any) -> Returned:
-        batch = self.running.pop(reference)
-        try:
-            return Returned(batch, self.ray.get(reference))
-        except self.ray.exceptions.TaskCancelledError:
-            return Returned(batch, [RunReport(spec.key, "interrupted") for spec in batch.specs])
-        except self.ray.exceptions.RayError as error:
-            return Returned(batch, [], f"{type(error).__name__}: {str(error).splitlines()[0]}")
 
 
 def _check_address(address: str) -> None:

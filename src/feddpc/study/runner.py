@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddpc.runs.runner import CHECKPOINT_SECONDS, Stop
-from feddpc.storage import explain_os_errors, make_folder, replace_text
+from feddpc.storage import explain_os_errors, make_folder, replace_text, without_sync
 from feddpc.study import setup_cache
 from feddpc.study.folder import RunResult, StudyFolder, locked
 from feddpc.study.spec import RunSpec
@@ -78,7 +78,8 @@ class _Study:
         self.folder, self.stop, self.on_progress = StudyFolder(folder), stop, on_progress
         self.checkpoint_seconds = checkpoint_seconds
         self.specs = {spec.key: spec for spec in specs}
-        make_folder(folder)
+        with without_sync():
+            make_folder(folder)
         self.results = {key: self.folder.read(spec) for key, spec in self.specs.items()}
         self.open = _by_setup([spec for key, spec in self.specs.items() if not self.results[key].ended])
         for spec in self.open:
@@ -95,7 +96,7 @@ class _Study:
             return
         if workers.remote:
             self.study_id = _study_id(self.folder.folder)
-        with workers.open(self.stop) as pool:
+        with workers.open(self.stop, self._report) as pool:
             stopping = False
             while self.open or self.out:
                 if self.stop.wanted and not stopping:
@@ -106,7 +107,8 @@ class _Study:
                 while not stopping and len(self.out) < pool.size and self._submit(pool, workers):
                     pass
                 if self.out:
-                    for returned in pool.wait(POLL_SECONDS, self._report):
+                    self._report()
+                    for returned in pool.wait(POLL_SECONDS):
                         self._receive(returned)
                 elif self.open:
                     self._report()
@@ -146,7 +148,7 @@ class _Study:
         self.out.remove(returned.batch)
         for report in returned.reports:
             self._record(report)
-        for spec in () if returned.reports else returned.batch.specs:
+        for spec in () if returned.reports or self.stop.wanted else returned.batch.specs:
             self.deaths[spec.key] += 1
             if self.deaths[spec.key] >= MAX_DEATHS:
                 self.folder.fail(spec, f"its worker died {MAX_DEATHS} times, last: {returned.died}")

@@ -173,16 +173,36 @@ class Pool(ABC):
 
     size: int  #: how many batches may be out at a time
 
+    def __init__(self) -> None:
+        self.running: dict[Future[list[RunReport]], Batch] = {}
+
     def __enter__(self) -> Self:
         return self
 
-    @abstractmethod
     def submit(self, batch: Batch) -> None:
         """Send a batch to a worker that is free."""
+        self.running[self.start(batch)] = batch
+
+    def wait(self, seconds: float) -> list[Returned]:
+        """Return the batches that came back, after at most ``seconds``."""
+        done, _ = wait(self.running, timeout=seconds, return_when=FIRST_COMPLETED)
+        return [self.returned(future) for future in done]
+
+    def returned(self, future: Future[list[RunReport]]) -> Returned:
+        """Return the reports of a batch that came back, or how its worker died."""
+        batch = self.running.pop(future)
+        error = future.exception()
+        if error is None:
+            return Returned(batch, future.result())
+        return Returned(batch, [], self.cause_of_death(error))
 
     @abstractmethod
-    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
-        """Return the batches that came back, after at most ``seconds`` if others run them; call ``tick`` often."""
+    def start(self, batch: Batch) -> Future[list[RunReport]]:
+        """Start a batch."""
+
+    @abstractmethod
+    def cause_of_death(self, error: BaseException) -> str:
+        """Return how a worker died, or raise an error that says something else."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -209,8 +229,8 @@ class Workers(ABC):
         return self.at_once
 
     @abstractmethod
-    def open(self, stop: Stop) -> Pool:
-        """Start the workers; ``stop`` is what asks this process to stop."""
+    def open(self, stop: Stop, tick: Tick) -> Pool:
+        """Start the workers; ``stop`` asks this process to stop, ``tick`` is called after a round in this process."""
 
 
 @dataclass(frozen=True)
@@ -222,24 +242,25 @@ class InProcess(Workers):
         """All runs with the same setup: as one ends, the next begins."""
         return None if self.at_once > 1 else 1
 
-    def open(self, stop: Stop) -> Pool:
-        """Return a pool that runs a batch when it is waited for."""
-        return _InProcessPool(stop)
+    def open(self, stop: Stop, tick: Tick) -> Pool:
+        """Return a pool that runs a batch when it is submitted."""
+        return _InProcessPool(stop, tick)
 
 
 class _InProcessPool(Pool):
     size = 1
 
-    def __init__(self, stop: Stop) -> None:
-        self.wanted = stop
-        self.batch: Batch | None = None
+    def __init__(self, stop: Stop, tick: Tick) -> None:
+        super().__init__()
+        self.wanted, self.tick = stop, tick
 
-    def submit(self, batch: Batch) -> None:
-        self.batch = batch
+    def start(self, batch: Batch) -> Future[list[RunReport]]:
+        done: Future[list[RunReport]] = Future()
+        done.set_result(run_batch(batch, on_round=lambda _: self.tick(), stop=self.wanted))
+        return done
 
-    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
-        batch, self.batch = self.batch, None
-        return [Returned(batch, run_batch(batch, on_round=lambda _: tick(), stop=self.wanted))] if batch else []
+    def cause_of_death(self, error: BaseException) -> str:
+        raise error
 
     def stop(self) -> None:
         """The runs see the same request to stop."""
@@ -258,7 +279,7 @@ class Processes(Workers):
         super().__post_init__()
         check_int("processes", self.count, 1)
 
-    def open(self, stop: Stop) -> Pool:
+    def open(self, stop: Stop, tick: Tick) -> Pool:
         """Return a pool that starts processes as it needs them."""
         return _ProcessPool(self.count)
 
@@ -267,39 +288,29 @@ class _ProcessPool(Pool):
     """One executor with one process per slot, so that a process that dies does not take the others with it."""
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
         # Not forked: a process that has used threads or a GPU cannot be copied.
         self.context = multiprocessing.get_context("spawn")
         self.stopping = self.context.RawValue(c_bool, False)
-        self.idle: list[ProcessPoolExecutor] = []
-        self.running: dict[Future[list[RunReport]], tuple[ProcessPoolExecutor, Batch]] = {}
+        self.slots: dict[ProcessPoolExecutor, Future[list[RunReport]]] = {}
 
-    def submit(self, batch: Batch) -> None:
-        while True:
-            slot = self.idle.pop() if self.idle else self._new()
+    def start(self, batch: Batch) -> Future[list[RunReport]]:
+        for slot in [slot for slot, last in self.slots.items() if last.done()]:
             try:
-                self.running[slot.submit(_run_in_process, batch)] = slot, batch
-                return
-            except BrokenProcessPool:  # it died while it had nothing to do
+                self.slots[slot] = slot.submit(_run_in_process, batch)
+                return self.slots[slot]
+            except BrokenProcessPool:
                 slot.shutdown()
+                del self.slots[slot]
+        slot = ProcessPoolExecutor(1, self.context, _start_process, (self.stopping,))
+        self.slots[slot] = slot.submit(_run_in_process, batch)
+        return self.slots[slot]
 
-    def _new(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, self.context, _start_process, (self.stopping,))
-
-    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
-        tick()
-        done, _ = wait(self.running, timeout=seconds, return_when=FIRST_COMPLETED)
-        return [self._returned(future) for future in done]
-
-    def _returned(self, future: Future[list[RunReport]]) -> Returned:
-        slot, batch = self.running.pop(future)
-        try:
-            reports = future.result()
-        except BrokenProcessPool:
-            slot.shutdown()
-            return Returned(batch, [], "its process was killed or ended by itself")
-        self.idle.append(slot)
-        return Returned(batch, reports)
+    def cause_of_death(self, error: BaseException) -> str:
+        if isinstance(error, BrokenProcessPool):
+            return "its process was killed or ended by itself"
+        raise error
 
     def stop(self) -> None:
         self.stopping.value = True
@@ -307,7 +318,7 @@ class _ProcessPool(Pool):
     def __exit__(self, *exc: object) -> None:
         if exc[0] is not None:
             self.stop()
-        for slot in (*self.idle, *(slot for slot, _ in self.running.values())):
+        for slot in self.slots:
             slot.shutdown(cancel_futures=True)
 
 
