@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from feddpc.study.workers import Workers
 
 app = typer.Typer(
-    cls=Group, help="The paper's tables and figures, run again, beside what it reports.", no_args_is_help=True
+    cls=Group, help="The paper's tables and figures, run again, next to what it reports.", no_args_is_help=True
 )
 
 #: What `feddpc reproduce --help` says of each target.
 TARGETS = {
-    "table1": "Costs: counted while the methods run, beside the paper's formulas.",
-    "table2": "Best accuracy of all methods, ours beside the paper's.",
+    "table1": "Costs: counted while the methods run, next to the paper's formulas.",
+    "table2": "Best accuracy of all methods, ours next to the paper's.",
     "figure1": "Curves of Table 2 on CIFAR-10.",
     "figure2": "Curves of Table 2 on CIFAR-100.",
     "figure3": "Curves of Table 2 on Tiny ImageNet.",

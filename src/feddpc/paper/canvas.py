@@ -37,7 +37,7 @@ def axes_for(title: str, lines: int, columns: int, names: Sequence[str], height:
 
 
 def style_of(groups: Sequence[Group]) -> Style:
-    """Return the house's colour and dashes of each label; the first FedDPC is red."""
+    """Return the color and dashes of each label; the first FedDPC is red."""
     one_each = list({group.label: group for group in groups}.values())
     return dict(zip([g.label for g in one_each], house.styles(one_each), strict=True))
 
@@ -53,7 +53,7 @@ def curves_on(
 
 def legend(figure: Figure, style: Style, more: dict[str, Line2D] | None = None) -> None:
     """Put one legend below all axes: the curves of ``style``, and ``more``."""
-    handles = {name: mark(color=colour, linestyle=dashes, linewidth=2) for name, (colour, dashes) in style.items()}
+    handles = {name: mark(color=color, linestyle=dashes, linewidth=2) for name, (color, dashes) in style.items()}
     handles |= more or {}
     house.add_legend(
         figure, list(handles.values()), list(handles), house.legend_columns(list(handles), figure.get_figwidth())

@@ -53,7 +53,7 @@ def _table2(rows: Rows, alpha: float, study: Study) -> list[Finding]:
             *_unless(absent, above("table2", best, ours, rivals, line=294, among=others), _order(rows, alpha, study)),
             *_unless(absent, _sooner(f"{here}: FedDPC is at each rival's best accuracy in fewer rounds", ours, rivals)),
             *_unless(absent, above("table2", loss, ours, rivals, "loss", line=294)),
-            _quick(f"{here}: FedDPC takes a competitive time a round", ours, rivals, study.origin.get("at_once")),
+            _quick(f"{here}: FedDPC takes a competitive time per round", ours, rivals, study.origin.get("at_once")),
         ]
     if ours.of("cosine"):
         found.append(_angle(f"{here}: updates lie at less than 90 degrees to the last global update", ours))
@@ -121,13 +121,13 @@ def rounds_to(records: Sequence[dict[str, Any]], accuracy: float) -> int:
     return next(reached, len(records) + 1)
 
 
-def _quick(claim: str, ours: Row, rivals: Sequence[Row], beside: int | None) -> Finding:
+def _quick(claim: str, ours: Row, rivals: Sequence[Row], at_once: int | None) -> Finding:
     """The time over the median of the others, seed by seed, should be below the bar: one slow hour decides nothing.
 
-    Runs ``beside`` each other slow each other down, by as much as the others happen to do: then nothing is decided.
+    Several runs ``at_once`` slow each other down by an unknown amount: then nothing is decided.
     """
-    if beside:
-        shared = f"{beside} runs at a time shared the machine, so their times say nothing of the method"
+    if at_once:
+        shared = f"{at_once} runs at a time shared the machine, so their times say nothing about the method"
         return Finding("table2", claim, "cannot be told", shared, line=294)
     mine, ratios = ours.of("seconds"), {}
     for seed, seconds in mine.items():

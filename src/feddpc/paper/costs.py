@@ -1,4 +1,4 @@
-"""Table 1: costs counted while a method runs, beside the paper's formulas for the same federation."""
+"""Table 1: costs counted while a method runs, next to the paper's formulas for the same federation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOCAL = (
 )
 _SERVER = (
     f"Work as a multiple of FedAvg's, with {POPULATION} participants. States, down and up are counted in d: what the "
-    "server and each client remember beside the model, what a participant receives and sends in a round. FedVARP's "
+    "server and each client remember besides the model, what a participant receives and sends per round. FedVARP's "
     f"server holds N + 1 vectors; here N = {POPULATION}."
 )
 

@@ -1,4 +1,4 @@
-"""The paper's figures, ours: curves in the house style, with what the paper reports as numbers drawn beside them."""
+"""The paper's figures, ours: curves in the style of the reports, with the paper's numbers next to them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def curves(study: Study) -> Figure:
     """Draw figures 1 to 3: accuracy and loss over rounds, axes for each alpha; diamonds are the paper's best."""
     rows = {alpha: some for alpha in study.alphas("table2") if (some := _there(study, "table2", alpha))}
     style = style_of([row.group for some in rows.values() for row in some])
-    beside = not study.short and study.data == study.paper_data
-    diamond = {"the paper's best": mark(color="0.4", marker="D", linestyle="none")} if beside else {}
+    comparable = not study.short and study.data == study.paper_data
+    diamond = {"the paper's best": mark(color="0.4", marker="D", linestyle="none")} if comparable else {}
     title = f"{study.title}: test accuracy and training loss"
     figure, grid = axes_for(title, len(rows), len(CURVES), [*style, *diamond])
     for line, (alpha, some) in zip(grid, rows.items(), strict=True):
         curves_on(line, CURVES, [row.group for row in some], style, f"alpha {alpha:g}: ")
-        if beside:
+        if comparable:
             _diamonds(line[0], some, study.reported(alpha), style)
     legend(figure, style, diamond)
     return figure
@@ -65,8 +65,8 @@ def _diamonds(axes: Axes, rows: Sequence[Row], reported: dict[str, published.Rep
     """Put the paper's best accuracies where it reached them."""
     for row in rows:
         if (theirs := reported.get(row.line.name)) is not None:
-            colour = style[row.line.label][0]
-            axes.plot(theirs.round, theirs.accuracy, "D", color=colour, markeredgecolor="white", markersize=7, zorder=6)
+            color = style[row.line.label][0]
+            axes.plot(theirs.round, theirs.accuracy, "D", color=color, markeredgecolor="white", markersize=7, zorder=6)
 
 
 def accuracies(study: Study) -> Figure:
@@ -90,11 +90,11 @@ def accuracies(study: Study) -> Figure:
 
 
 def _dots(axes: Axes, y: int, row: Row, theirs: published.Reported | None) -> None:
-    colour = RED if row.line.name == "feddpc" else BLUE
+    color = RED if row.line.name == "feddpc" else BLUE
     if (about := row.about("best")) is not None:
-        axes.plot([100 * v for v in row.of("best").values()], [y] * about.count, "|", color=colour, alpha=0.6)
+        axes.plot([100 * v for v in row.of("best").values()], [y] * about.count, "|", color=color, alpha=0.6)
         spread = 100 * (about.spread or 0.0)
-        axes.errorbar(100 * about.mean, y, xerr=spread, fmt="o", color=colour, capsize=3, zorder=4)
+        axes.errorbar(100 * about.mean, y, xerr=spread, fmt="o", color=color, capsize=3, zorder=4)
     if theirs is not None:
         axes.plot(theirs.accuracy, y, "D", color="white", markeredgecolor="0.25", zorder=3)
 
@@ -153,11 +153,11 @@ def lambda_or_step(study: Study, alpha: float) -> Figure:
     return figure
 
 
-def _against(axes: Axes, rows: dict[float, Row], measure: str, colour: str, look: str) -> None:
+def _against(axes: Axes, rows: dict[float, Row], measure: str, color: str, look: str) -> None:
     """Draw mean and deviation of a measure over ``rows`` by their place on the axis."""
     known = sorted((x, e.mean, e.spread or 0.0) for x, row in rows.items() if (e := row.about(measure)))
     x, mean, spread = ([100 * point[i] if i else point[i] for point in known] for i in range(3))
-    axes.errorbar(x, mean, yerr=spread, fmt=look, color=colour, capsize=3, markersize=5)
+    axes.errorbar(x, mean, yerr=spread, fmt=look, color=color, capsize=3, markersize=5)
 
 
 def _there(study: Study, part: str, alpha: float) -> list[Row]:

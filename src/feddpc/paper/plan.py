@@ -66,7 +66,7 @@ def figure4(spec: StudySpec, lr: float) -> list[Line]:
 
 
 def figure5(spec: StudySpec, lr: float) -> list[Line]:
-    """Return the study of lambda, and beside every lambda its control: FedAvg with its step times 1 + lambda."""
+    """Return the study of lambda, and for every lambda its control: FedAvg with its step times 1 + lambda."""
     found = [
         _line(spec, "figure5", text, text, config)
         for lam in published.LAMBDAS

@@ -23,7 +23,7 @@ _TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
 
 
 def table2(study: Study, alpha: float) -> Table:
-    """Return Table 2 of one alpha: ours, mean ± deviation over seeds, beside the paper's."""
+    """Return Table 2 of one alpha: ours, mean ± deviation over seeds, next to the paper's."""
     rows, cells = study.part("table2", alpha), []
     reported, seconds = study.reported(alpha), published.SECONDS[study.paper_data]
     for row in rows:
@@ -135,7 +135,7 @@ def grid(study: Study, alpha: float) -> Table:
     note = (
         f"Runs of {rounds} rounds; {_tried(rows)}. Best on test, as the paper chose: the highest test accuracy of any "
         f"round. Best on validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that "
-        "nobody trains on; the test accuracy is that of this round. A setting that diverged is not chosen."
+        "is held out of training; the test accuracy is that of this round. A setting that diverged is not chosen."
     )
     return Table(
         f"grid-alpha{alpha:g}",
@@ -152,8 +152,8 @@ def _tried(rows: Sequence[Row]) -> str:
     rates = sorted({row.line.config.lr for row in rows}, reverse=True)
     keys = [(published.TUNED[row.line.config.method], row) for row in rows if row.line.config.method in published.TUNED]
     values = sorted({float(row.line.config.hyper[key]) for key, row in keys}, reverse=True)
-    beside = f"; {', '.join(dict.fromkeys(k for k, _ in keys))}: {', '.join(map(show, values))}" if values else ""
-    return f"rates: {', '.join(map(show, rates))}{beside}"
+    second = f"; {', '.join(dict.fromkeys(k for k, _ in keys))}: {', '.join(map(show, values))}" if values else ""
+    return f"rates: {', '.join(map(show, rates))}{second}"
 
 
 def _cautions(study: Study, alpha: float) -> list[str]:

@@ -110,7 +110,7 @@ class StudyPlan:
         return max(m.reserve for m in (*others, make_method(config)[0]))
 
     def extended(self, more: StudyPlan) -> StudyPlan:
-        """Return this plan with the methods, seeds, grid values and trials that ``more`` has besides."""
+        """Return this plan with the methods, seeds, grid values and trials that ``more`` adds."""
         names = list(dict.fromkeys([*self.methods, *more.methods]))
         seeds = list(dict.fromkeys([*self.seeds, *more.seeds]))
         space = self.space.extended(more.space) if self.space and more.space else more.space

@@ -91,7 +91,7 @@ class _Study:
         self.reported = 0.0
 
     def run(self, workers: Workers) -> None:
-        """Work until no run is open, or somebody wants to stop."""
+        """Work until no run is open, or a stop is requested."""
         if not self.open:
             return
         if workers.remote:

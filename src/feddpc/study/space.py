@@ -190,7 +190,7 @@ class Space:
         return cls({key: _axis(axis) for key, axis in axes.items()}, n, seed, sampler, batch)
 
     def extended(self, more: Space) -> Space:
-        """Return this space with the values and trials that ``more`` has besides."""
+        """Return this space with the values and trials that ``more`` adds."""
         if set(self.axes) != set(more.axes) or (self.trials is None) != (more.trials is None):
             raise BadInputError(
                 f"--extend adds values of {', '.join(self.axes)} to this sweep: for other keys choose another --out"
