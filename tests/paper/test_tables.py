@@ -8,10 +8,10 @@ import pytest
 
 from feddpc.paper import costs, documents, presets, published, tables
 from feddpc.paper.claims import findings
-from feddpc.paper.comparisons import comparisons
 from feddpc.paper.statistics import holm, paired
 from feddpc.paper.study import Line, Row, Study, score
 from feddpc.paper.study_spec import ROWS, label
+from feddpc.paper.tables import comparisons
 from feddpc.paper.verdicts import show_p
 from feddpc.report.table import Table
 from made_up import row, stored

@@ -12,7 +12,6 @@ import numpy as np
 
 from feddpc.paper import costs, figures, published, tables
 from feddpc.paper.claims import findings
-from feddpc.paper.comparisons import comparisons
 from feddpc.paper.presets import PRESETS
 from feddpc.paper.study import Study, all_runs
 from feddpc.paper.study_spec import label
@@ -39,7 +38,7 @@ def part_tables(study: Study, part: str) -> list[Table]:
     if part == "grid":
         return [tables.grid(study, alpha) for alpha in study.alphas("grid")]
     if part == "table2":
-        pairs = [(tables.table2(study, a), comparisons(study, a)) for a in study.alphas("table2")]
+        pairs = [(tables.table2(study, a), tables.comparisons(study, a)) for a in study.alphas("table2")]
         return [table for pair in pairs for table in pair if table is not None]
     return [tables.figure(study, part, alpha) for alpha in study.alphas(part)]
 

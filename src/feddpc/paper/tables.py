@@ -1,4 +1,4 @@
-"""Table 2 next to the paper's, the accuracies of figures 4 and 5, the grid's winners, and the findings."""
+"""Table 2 and its differences, the accuracies of figures 4 and 5, the grid's winners, and the findings."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Sequence
 
 from feddpc.data.specs import spec
 from feddpc.paper import published
-from feddpc.paper.comparisons import interval
+from feddpc.paper.statistics import Estimate
 from feddpc.paper.study import Row, Study
 from feddpc.paper.study_spec import CONTROLS, HELD_OUT, label
 from feddpc.paper.tuned import base_name, winners
-from feddpc.paper.verdicts import Finding
+from feddpc.paper.verdicts import Finding, contests, show_p
 from feddpc.report.groups import show
 from feddpc.report.table import Table, percent
 
-#: Ours and the paper's side by side, and ours alone.
-_BESIDE = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
+#: Columns with the paper's numbers, and with ours alone.
+_BOTH = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
 _ALONE = ("best %", "95 % interval", "round", "last 10 %", "s/round")
 #: The accuracy, in multiples of what guessing gives, below which a grid has hardly begun to tell settings apart.
 _BEGUN = 4
+_MEASURES = {"best": "best", "last10": "last 10"}
 _TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
 
 
@@ -37,16 +38,61 @@ def table2(study: Study, alpha: float) -> Table:
                 "paper's s": f"{seconds[name]:.2f}",
             }
         known = _result(row) | theirs
-        cells.append([row.line.label, setting(row), str(len(row.scores)), *(known[h] for h in _BESIDE)])
+        cells.append([row.line.label, setting(row), str(len(row.scores)), *(known[h] for h in _BOTH)])
     return Table(
         f"table2-alpha{alpha:g}",
         f"Table 2, {study.title}, alpha {alpha:g}",
-        ("method", "setting", "seeds", *_BESIDE),
+        ("method", "setting", "seeds", *_BOTH),
         cells,
         [*_explained(study, alpha), *_gaps(rows)],
         _best(rows),
         frozenset({"setting"}),
     )
+
+
+def comparisons(study: Study, alpha: float) -> Table | None:
+    """Return the table of one alpha, in points of accuracy; None if FedDPC or all other rows lack runs."""
+    ours = study.find("table2", alpha, "feddpc")
+    rivals = [row for row in study.part("table2", alpha) if row is not ours]
+    if ours is None or not rivals:
+        return None
+    columns = [{c.rival: c for c in contests(ours, rivals, measure)} for measure in _MEASURES]
+    rows = []
+    for rival in rivals:
+        cells = [rival.line.label]
+        for column in columns:
+            contest = column.get(rival.line.label)
+            about = contest.result.about if contest else None
+            cells += (
+                [f"{100 * about.mean:+.2f}", interval(about, "+"), show_p(contest.p)]
+                if contest and about
+                else ["-"] * 3
+            )
+        rows.append(cells)
+    headings = [text for name in _MEASURES.values() for text in (name, "95 % interval", "p")]
+    seeds = len(ours.scores)
+    note = (
+        f"Paired over {seeds} seeds. p is two-sided, of the paired t test, after Holm's correction for {len(rivals)} "
+        "comparisons; the findings have the same p."
+    )
+    return Table(
+        f"comparisons-alpha{alpha:g}",
+        f"FedDPC minus the others, points of accuracy, {study.title}, alpha {alpha:g}",
+        ("FedDPC minus", *headings),
+        rows,
+        [note if seeds > 1 else "One seed: nothing can be tested."],
+    )
+
+
+def interval(about: Estimate, sign: str = "") -> str:
+    """Return an interval in percent.
+
+    >>> interval(Estimate(0.5, 0.1, 0.45, 0.55, 3)), interval(Estimate(0.5, None, None, None, 1))
+    ('45.00 to 55.00', '-')
+    """
+    if about.low is None or about.high is None:
+        return "-"
+    return f"{100 * about.low:{sign}.2f} to {100 * about.high:{sign}.2f}"
 
 
 def figure(study: Study, part: str, alpha: float) -> Table:
