@@ -56,7 +56,6 @@ PARSERS = {
     "config.py": ["config_toml", "set_flag"],
     "runs/record.py": ["rounds_jsonl", "run_json"],
     "runs/runner.py": [],
-    "study/folder.py": [],
     "study/plan.py": ["compare_json", "sweep_toml"],
     "study/space.py": ["sweep_toml"],
     "bench/workloads.py": [],
