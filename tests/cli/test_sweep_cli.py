@@ -129,7 +129,7 @@ def test_another_sweep_is_refused_and_told_what_differs(feddpc, tmp_path):
 def test_a_sweep_is_extended_in_its_folder(feddpc, tmp_path):
     text = feddpc("sweep", "--methods", "fedavg", "--grid", "lr=0.1,0.3", *SMALL, "--out", "S")
     assert "warning: fedavg is best at the end of its grid (lr = " in text
-    assert "lr at the end of the grid" in text
+    assert "lr at grid end" in text
     said = feddpc("sweep", "--out", "S", "--seeds", "0,1", code=2)
     assert "seeds = [0, 1], was [0]" in said
     assert "add --extend" in said

@@ -14,6 +14,8 @@ from feddpc.study.choose import Choice
 if TYPE_CHECKING:
     import rich.table
 
+#: Text of at most so many characters is not wrapped.
+SHORT = 12
 SWEEP_LEGEND = (
     "Accuracies in %, mean over seeds ± sample standard deviation. test: for a setting chosen by validation, in the "
     "round that validation data choose; for one chosen by test, the highest of any round, which is optimistic. budget: "
@@ -64,9 +66,10 @@ class Table:
         from rich.text import Text
 
         table = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for heading in self.headings:
+        for i, heading in enumerate(self.headings):
             text = self._is_text(heading)
-            table.add_column(heading, justify="left" if text else "right", overflow="fold", no_wrap=not (text or wrap))
+            long = text and max((len(row[i]) for row in self.rows), default=0) > SHORT
+            table.add_column(heading, justify="left" if text else "right", overflow="fold", no_wrap=not (long or wrap))
         for i, row in enumerate(self.rows):
             table.add_row(*(Text(cell, style="bold" if i in self.bold else "") for cell in row))
         return table

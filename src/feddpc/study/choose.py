@@ -71,7 +71,7 @@ class Choice:
         """What a reader must know: settings that could not be chosen, and a best value at an end of the grid."""
         counts = {"diverged": self.diverged, "failed": self.failed, "missing": self.missing}
         notes = [f"{count} {status}" for status, count in counts.items() if count]
-        return notes + ([f"{', '.join(self.grid_ends)} at the end of the grid"] if self.grid_ends else [])
+        return notes + ([f"{', '.join(self.grid_ends)} at grid end"] if self.grid_ends else [])
 
     def as_dict(self) -> dict[str, Any]:
         """Return the choice for JSON, with the keys of the winner's runs."""
