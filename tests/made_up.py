@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from feddpc.paper import presets, published
-from feddpc.paper.question import DOUBLED, label
 from feddpc.paper.study import Line, Row
+from feddpc.paper.study_spec import DOUBLED, label
 from feddpc.runs.record import StoredRun
 
 

@@ -1,10 +1,10 @@
-"""What the tests of sweeps share: small items, and results without what a clock says."""
+"""What the tests of sweeps share: small runs, and results without what a clock says."""
 
 import re
 from pathlib import Path
 
 from feddpc.config import Config
-from feddpc.study import Item, Outcome
+from feddpc.study import RunResult, RunSpec
 
 SMALL = {
     "model": "mlp",
@@ -23,14 +23,17 @@ def config(**values) -> Config:
     return Config.read({**SMALL, **values})
 
 
-def items(methods=("fedavg", "feddpc"), rates=(0.3, 0.1), seeds=(0,), **values) -> list[Item]:
+def specs(methods=("fedavg", "feddpc"), rates=(0.3, 0.1), seeds=(0,), **values) -> list[RunSpec]:
     return [
-        Item(config(method=m, lr=lr, seed=s, **values), f"{m} {lr} {s}") for m in methods for lr in rates for s in seeds
+        RunSpec(config(method=m, lr=lr, seed=s, **values), f"{m} {lr} {s}")
+        for m in methods
+        for lr in rates
+        for s in seeds
     ]
 
 
-def numbers(outcomes: list[Outcome]) -> list[tuple]:
-    """Everything that must not depend on who ran the items, or how often they were interrupted."""
+def numbers(outcomes: list[RunResult]) -> list[tuple]:
+    """Everything that must not depend on who ran them, or how often they were interrupted."""
     return [
         (
             *(o.key, o.status, o.rounds, o.best_accuracy, o.best_round, o.last10_accuracy, o.final_accuracy),
@@ -41,8 +44,16 @@ def numbers(outcomes: list[Outcome]) -> list[tuple]:
 
 
 def records(folder: Path) -> dict[str, bytes]:
-    """The rounds of every item, byte for byte, but for the seconds."""
+    """The rounds of every run, byte for byte, but for the seconds."""
     return {
         path.parent.name: re.sub(rb'"seconds": [^,]+,', b"", path.read_bytes())
         for path in sorted((folder / "items").glob("*/rounds.jsonl"))
     }
+
+
+def outcome(method="fedavg", lr=0.1, seed=0, status="done", test=0.5, valid=0.5, at=0.4, hyper=None, **more):
+    """A result that was never run."""
+    spec = RunSpec(Config(method=method, lr=lr, seed=seed, rounds=20, hyper=hyper or {}, **more))
+    known = {"best_accuracy": test, "best_round": 10, "validation_accuracy": valid, "validation_round": 8}
+    known |= {"validated_accuracy": at, "last10_accuracy": test - 0.1}
+    return RunResult(key="k", spec=spec, status=status, path=Path("x"), **(known if status != "missing" else {}))

@@ -249,7 +249,7 @@ def test_a_file_may_name_methods_and_seeds(tmp_path):
         (["run", "--model", "lenet5"], "too small for lenet5"),
         (["run", "--participation", "cyclic", "--set", "participation.groups=50"], "cohort"),
         (["compare", "--methods", "feddpc,,fedavg"], "--methods"),
-        (["compare", "--methods", "feddpc,feddpc"], "one of them is there twice"),
+        (["compare", "--methods", "feddpc,feddpc"], "methods = feddpc, feddpc"),
         (["compare", "--seeds", "a"], "seeds = 'a'"),
         (["methods", "fedfoo"], "unknown method 'fedfoo'"),
         (["report", "absent"], "absent"),
@@ -283,11 +283,14 @@ def test_resume_with_another_configuration_names_the_key(tmp_path):
 def test_a_comparison_may_grow_but_not_change(tmp_path):
     feddpc("compare", "--methods", "fedavg", "--rounds", "2", "--out", "X", *QUICK, cwd=tmp_path)
     done = feddpc(
-        "compare", "--resume", "--methods", "fedcm", "--alpha", "0.6", "--out", "X", cwd=tmp_path, check=False
+        "compare", "--extend", "--methods", "fedcm", "--alpha", "0.6", "--out", "X", cwd=tmp_path, check=False
     )
     assert done.returncode == 2
     assert "alpha = 0.6, was 0.2" in done.stderr
-    feddpc("compare", "--resume", "--methods", "fedcm", "--rounds", "3", "--out", "X", cwd=tmp_path)
+    refused = feddpc("compare", "--resume", "--methods", "fedcm", "--out", "X", cwd=tmp_path, check=False)
+    assert refused.returncode == 2
+    assert re.search(r"methods = \['fedavg', 'fedcm'\], was \['fedavg'\].*--extend", refused.stderr, re.S)
+    feddpc("compare", "--extend", "--methods", "fedcm", "--rounds", "3", "--out", "X", cwd=tmp_path)
     plan = json.loads((tmp_path / "X" / "compare.json").read_text())
     assert plan["runs"] == ["fedavg-seed0", "fedcm-seed0"]
     for name in plan["runs"]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from feddpc.cli import app
 from feddpc.cli.reproduce import TARGETS, UNFINISHED
 from feddpc.errors import BadInputError, DataError, RunFolderError
-from feddpc.paper import question
+from feddpc.paper import study_spec
 
 QUICK = ["--data", "digits", "--scale", "tiny", "--rounds", "2", "--alpha", "0.2", "--seeds", "0", "--processes", "1"]
 FEW = ["--methods", "feddpc,fedcm"]
@@ -44,11 +44,11 @@ def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_on
     monkeypatch.setattr("feddpc.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
 
-    def carry_out(question, parts, place, labour, *, grid):
-        seen.append(labour.workers.at_once)
+    def reproduce(spec, parts, folders, options, *, grid):
+        seen.append(options.workers.at_once)
         return SimpleNamespace(missing=[], failures=[])
 
-    monkeypatch.setattr("feddpc.paper.work.carry_out", carry_out)
+    monkeypatch.setattr("feddpc.paper.results.reproduce", reproduce)
     feddpc("table2", *wanted, "--report-only", "--quiet")
     assert seen == [at_once]
 
@@ -62,7 +62,7 @@ def test_table_2_again_and_in_part(feddpc, tmp_path):
     assert str(results.relative_to(tmp_path) / "report.html") in printed
     assert feddpc("table2", *QUICK, *FEW) == printed
     unfinished = feddpc("table2", *QUICK[:-4], "--seeds", "0,1", "--report-only", *FEW, code=UNFINISHED)
-    assert "2 runs are missing; the same command goes on with them:" in unfinished
+    assert "2 runs are missing" in unfinished
     assert "FedCM seed 1: missing" in unfinished
     found = json.loads(feddpc("table2", *QUICK, *FEW, "--json"))
     (study,) = found["studies"]
@@ -109,6 +109,6 @@ def test_mistakes_say_what_to_do(feddpc, tmp_path, monkeypatch):
 
 
 def test_every_target_has_its_help(feddpc):
-    assert set(TARGETS) == set(question.TARGETS)
+    assert set(TARGETS) == set(study_spec.TARGETS)
     printed = feddpc("--help")
     assert all(name in printed for name in (*TARGETS, "export", "docs"))

@@ -14,7 +14,7 @@ from rich.console import Console
 from feddpc.cli import main
 from feddpc.cli.display import Many
 from feddpc.runs.record import read_records
-from feddpc.study import Progress, batch
+from feddpc.study import Progress, workers
 
 SMALL = ["--clients", "10", "--cohort", "3", "--model", "mlp", "--engine", "loop", "--rounds", "4", "--device", "cpu"]
 GRID = ["--methods", "feddpc,fedavg", "--grid", "lr=0.3,0.1", "--grid", "feddpc.lam=0.5,1"]
@@ -55,7 +55,7 @@ def feddpc(tmp_path, monkeypatch, capsys):
 def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_once):
     monkeypatch.setattr("feddpc.experiment.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
-    monkeypatch.setattr("feddpc.study.tune", lambda plan, out, workers, **_: seen.append(workers.at_once) or [])
+    monkeypatch.setattr("feddpc.study.run_sweep", lambda plan, out, workers, **_: seen.append(workers.at_once) or [])
     given = wanted if "--grid" in wanted else [*wanted, "--grid", "lr=0.1"]
     feddpc("sweep", *given, "-q", "--out", "S", code=1)  # nothing was run, so nothing can be chosen
     assert seen == [at_once]
@@ -63,7 +63,7 @@ def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_on
 
 def rows(text):
     """Method, way of choosing and setting of every line of the table."""
-    return re.findall(r"^(\w+) +(validation|test) +((?:\w+=\S+ ?)+|as it is|nothing can be chosen)", text, re.M)
+    return re.findall(r"^(\w+) +(validation|test) +((?:\w+=\S+ ?)+|defaults|nothing can be chosen)", text, re.M)
 
 
 def test_from_grid_to_table(feddpc, tmp_path):
@@ -126,6 +126,24 @@ def test_another_sweep_is_refused_and_told_what_differs(feddpc, tmp_path):
     assert feddpc("sweep", "--out", "S", "--engine", "stacked", "--quiet") == ""  # how it is run may change
 
 
+def test_a_sweep_is_extended_in_its_folder(feddpc, tmp_path):
+    text = feddpc("sweep", "--methods", "fedavg", "--grid", "lr=0.1,0.3", *SMALL, "--out", "S")
+    assert "warning: fedavg is best at the end of its grid (lr = " in text
+    assert "lr at grid end" in text
+    said = feddpc("sweep", "--out", "S", "--seeds", "0,1", code=2)
+    assert "seeds = [0, 1], was [0]" in said
+    assert "add --extend" in said
+    text = feddpc("sweep", "--out", "S", "--extend", "--methods", "feddpc", "--grid", "lr=0.03", "--seeds", "1")
+    assert "12 done" in text
+    assert "3x2x4" in text
+    chosen = json.loads((tmp_path / "S" / "chosen.json").read_text())
+    assert [c["method"] for c in chosen] == ["fedavg", "feddpc"] * 2
+    assert all(isinstance(c["grid_ends"], list) for c in chosen)
+    labels = re.findall(r"^(fed\w+) lr=(\S+)", feddpc("report", "S"), re.M)
+    assert labels == [(m, lr) for m in ("fedavg", "feddpc") for lr in ("0.1", "0.3", "0.03")]
+    assert "no sweep to extend" in feddpc("sweep", "--extend", "--grid", "lr=0.1", "--out", "absent", code=2)
+
+
 def test_an_unfinished_sweep_says_what_is_there_and_what_is_missing(feddpc, tmp_path):
     feddpc("sweep", *GRID, *SMALL, "--out", "S", "--quiet")
     results = [json.loads(line) for line in (tmp_path / "S" / "results.jsonl").read_text().splitlines()]
@@ -159,7 +177,7 @@ def test_folders_of_two_machines_are_shown_as_one(feddpc, tmp_path):
 
 
 def test_a_failed_run_is_named_and_the_exit_code_says_so(feddpc, monkeypatch):
-    plain = batch.execute
+    plain = workers.execute
 
     def poisoned(setting, **how):
         if setting.config.lr == 0.1:
@@ -167,7 +185,7 @@ def test_a_failed_run_is_named_and_the_exit_code_says_so(feddpc, monkeypatch):
         return plain(setting, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(batch, "execute", poisoned)
+        patch.setattr(workers, "execute", poisoned)
         text = feddpc("sweep", "--methods", "fedavg", "--grid", "lr=0.3,0.1", *SMALL, "--out", "S", code=3)
     assert "failed: fedavg lr=0.1 seed 0: ValueError: poison" in text
     assert "1 failed" in feddpc("sweep", "show", "S", code=3)
@@ -183,7 +201,7 @@ def test_diverged_runs_are_results(feddpc):
 
 
 def test_control_c_stops_after_the_round_and_the_sweep_goes_on_later(feddpc, monkeypatch, tmp_path):
-    plain, seen = batch.execute, []
+    plain, seen = workers.execute, []
 
     def interrupted(setting, on_round, **how):
         def both(record):
@@ -195,7 +213,7 @@ def test_control_c_stops_after_the_round_and_the_sweep_goes_on_later(feddpc, mon
         return plain(setting, on_round=both, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(batch, "execute", interrupted)
+        patch.setattr(workers, "execute", interrupted)
         text = feddpc("sweep", *GRID, *SMALL, "--out", "S", code=130)
     assert "1 done" in text
     assert "3 of 4 rounds" in text

@@ -18,12 +18,10 @@ from feddpc.round.placement import Placement
 from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.runner import execute
-from feddpc.study import claims
-from feddpc.study import execute as execute_sweep
-from feddpc.study.item import check
+from feddpc.study import run_study
 from federations import Unreliable, halves, train
 from support import setting_for
-from sweeping import items
+from sweeping import specs
 
 
 class World(ABC):
@@ -79,18 +77,18 @@ class Sweep(World):
     """Four short runs of a sweep, which leave neither models nor checkpoints."""
 
     def __init__(self) -> None:
-        self.items = items(rounds=3)
-        check(self.items)  # loads the data, once for all processes
-        claims.GONE = 0.5  # a claim that lost its content in a power cut is waited for, a minute otherwise
+        self.specs = specs(rounds=3)
+        for spec in self.specs:
+            _ = spec.key  # loads the data, once for all processes
 
     def go(self, folder: Path) -> None:
-        execute_sweep(self.items, folder, checkpoint_seconds=0)
+        run_study(self.specs, folder, checkpoint_seconds=0)
 
     def kept(self, folder: Path) -> int:
         return 0
 
     def facts(self, folder: Path) -> dict[str, bytes]:
-        found = {f"{p.name}/{k}": v for p in sorted((folder / "items").iterdir()) for k, v in _files(p).items()}
+        found = {f"{p.name}/{k}": v for p in sorted((folder / "items").glob("*/")) for k, v in _files(p).items()}
         rows = (folder / "results.jsonl").read_text(encoding="utf-8")
         return found | {"results": re.sub(r'"seconds_per_round": [^,]+,', "", rows).encode()}
 

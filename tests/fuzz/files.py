@@ -25,8 +25,7 @@ from feddpc.paper import records, tuned
 from feddpc.report import tables
 from feddpc.round.state import RunState
 from feddpc.runs import checkpoint, record
-from feddpc.study import compare, plan
-from feddpc.study.claims import Claims
+from feddpc.study import plan
 from fuzz.place import FOLDER, file, target
 
 STATE = "round-0000001.safetensors"
@@ -132,7 +131,7 @@ def run_json(content: bytes) -> None:
 
 @target
 def compare_json(content: bytes) -> None:
-    compare.stored_plan(file("compare.json", content, FOLDER / "compare").parent)
+    plan.stored_plan(file("compare.json", content, FOLDER / "compare").parent, "comparison")
 
 
 @target
@@ -181,15 +180,7 @@ def checkpoint_note(content: bytes) -> None:
 
 @target
 def sweep_toml(content: bytes) -> None:
-    plan.stored(file("sweep.toml", content, FOLDER / "sweep").parent)
-
-
-@target
-def claim(content: bytes) -> None:
-    claims = Claims(FOLDER / "claimed")
-    claims.place.mkdir(parents=True, exist_ok=True)
-    file("key.json", content, claims.place)
-    claims.take("key")
+    plan.stored_plan(file("sweep.toml", content, FOLDER / "sweep").parent, "sweep")
 
 
 @target

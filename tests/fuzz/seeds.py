@@ -110,14 +110,15 @@ def seeds() -> dict[str, list[bytes]]:
         "set_flag": [b"lam=0.5", b"hidden=[8, 16]"],
         "rounds_jsonl": [(_line(1) + _line(2)).encode(), (_line(1) + '{"rou').encode()],
         "run_json": [b'{"status": "finished", "rounds": 1, "reason": null, "costs": {}}'],
-        "compare_json": [b'{"methods": ["fedavg"], "seeds": [0], "wishes": {"values": {"lr": 0.1}, "hyper": {}}}'],
+        "compare_json": [
+            b'{"runs": [], "methods": ["fedavg"], "seeds": [0], "set": ["model.groups=2"], "config": {"lr": 0.1}}'
+        ],
         "model_file": [save({"a.weight": torch.zeros(2, 2), "a.bias": torch.zeros(2)})],
         "checkpoint_state": [files.state()],
         "checkpoint_note": [
             files.signed(json.dumps(about).encode()),
         ],
         "sweep_toml": [b'methods = ["fedavg"]\nseeds = [0]\ngrid = ["lr=0.1, 0.3"]\nset = []\n[config]\nrounds = 3\n'],
-        "claim": [b'{"host": "x", "pid": 1, "began": 5, "token": "t"}'],
         "reproduce_records": [json.dumps({**study, "rows": [row], "runs": [run]}).encode()],
         "tuned_settings": [json.dumps({"source": "x", "settings": {"0.2": {"FedDPC": chosen}}}).encode()],
         "client_memory": [save({"1.c": torch.zeros(7)}), save({"1.c": torch.zeros(7), "2.c": torch.ones(7)})],

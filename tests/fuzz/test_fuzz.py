@@ -23,7 +23,7 @@ READERS = {
     "the data cache": ["cached"],
     "TOML": ["config_toml", "sweep_toml", "set_flag"],
     "JSONL": ["rounds_jsonl"],
-    "JSON": ["run_json", "compare_json", "claim", "reproduce_records", "tuned_settings"],
+    "JSON": ["run_json", "compare_json", "reproduce_records", "tuned_settings"],
     "safetensors": ["model_file", "checkpoint_state", "client_memory"],
     "checkpoint notes": ["checkpoint_note"],
     "keys and certificates": ["pem"],
@@ -50,12 +50,11 @@ PARSERS = {
     "paper/documents.py": [],
     "paper/records.py": ["reproduce_records"],
     "runs/checkpoint.py": ["model_file", "checkpoint_state", "checkpoint_note"],
-    "study/compare.py": ["compare_json"],
     "config.py": ["config_toml", "set_flag"],
     "runs/record.py": ["rounds_jsonl", "run_json"],
     "runs/runner.py": [],
-    "study/claims.py": ["claim"],
-    "study/ranges.py": ["sweep_toml"],
+    "study/plan.py": ["compare_json", "sweep_toml"],
+    "study/space.py": ["sweep_toml"],
     "bench/workloads.py": [],
 }
 PARSING = {

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from feddpc.paper.question import DOUBLED
 from feddpc.paper.study import Study
+from feddpc.paper.study_spec import DOUBLED
 from made_up import PAPERS_ORDER, row, table2
 
 

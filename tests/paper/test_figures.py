@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from feddpc.paper import figures, published
-from feddpc.paper.question import ROWS, label
 from feddpc.paper.study import Study
+from feddpc.paper.study_spec import ROWS, label
 from made_up import row
 
 

@@ -19,7 +19,7 @@ def test_tables_and_findings_are_the_same_from_the_file(study, tmp_path):
     back = records.read(tmp_path / "r.json")
     assert (back.data, back.scale, back.short, back.origin) == (study.data, study.scale, study.short, study.origin)
     for part in documents.PARTS:
-        assert documents.sheets(back, part) == documents.sheets(study, part)
+        assert documents.part_tables(back, part) == documents.part_tables(study, part)
     assert findings(back) == findings(study)
 
 
@@ -151,7 +151,7 @@ def test_a_time_that_is_none_is_refused(study, tmp_path, spent):
 
 def test_beside_our_time_stands_that_of_the_papers_rounds(whole):
     told = documents.section(dataclasses.replace(whole, origin={"machine": {"torch": "2.0"}, "spent": 60}), [], {})
-    assert "The 4,800 rounds of the paper's 12 cells take 39.6 minutes at its seconds a round." in told
+    assert "The 4,800 rounds of the paper's 12 cells take 39.6 minutes at its seconds per round." in told
 
 
 def test_the_time_of_all_studies_stands_beside_that_of_the_paper(whole, study):

@@ -7,12 +7,13 @@ import io
 import pytest
 
 from feddpc.paper import costs, documents, presets, published, tables
-from feddpc.paper.comparisons import comparisons
-from feddpc.paper.question import ROWS, label
-from feddpc.paper.sheet import Sheet
+from feddpc.paper.claims import findings
 from feddpc.paper.statistics import holm, paired
 from feddpc.paper.study import Line, Row, Study, score
+from feddpc.paper.study_spec import ROWS, label
+from feddpc.paper.tables import comparisons
 from feddpc.paper.verdicts import show_p
+from feddpc.report.table import Table
 from made_up import row, stored
 
 
@@ -32,7 +33,7 @@ def test_ours_stand_beside_the_papers(whole):
     control = cells(sheet, "FedAvg, step x2")
     assert (control["paper %"], control["paper's"]) == ("-", "-")
     assert cells(tables.table2(whole, 0.6), "FedCM")["paper %"] == "56.06"
-    assert sheet.strong == {5}
+    assert sheet.bold == {5}
 
 
 def test_a_shortened_or_foreign_table_says_so(study, whole):
@@ -64,24 +65,27 @@ def test_what_is_missing_or_diverged_is_said():
     assert cells(sheet, "FedCM")["95 % interval"] == "-"
 
 
-def test_comparisons_hold_both_tests_corrected(study):
-    sheet = comparisons(study, 0.2)
+def test_a_difference_has_one_p_value(study):
+    """Corrected for all rows of the table, and the same in the findings."""
+    table = comparisons(study, 0.2)
     ours = study.find("table2", 0.2, "feddpc")
     rivals = [r for r in study.part("table2", 0.2) if r is not ours]
     results = [paired(ours.of("best"), r.of("best")) for r in rivals]
-    by_t, by_flip = holm([r.t for r in results]), holm([r.flip for r in results])
-    for line, result, t, flip in zip(sheet.rows, results, by_t, by_flip, strict=True):
+    for line, result, p in zip(table.rows, results, holm([r.p for r in results]), strict=True):
         assert line[1] == f"{100 * result.about.mean:+.2f}"
-        assert line[3:5] == [show_p(t), show_p(flip)]
-    assert "With 5 seeds the sign-flip test cannot give less than 0.0625" in sheet.notes[0]
-    assert "takes 9 seeds" in sheet.notes[0]
+        assert line[3] == show_p(p)
+    assert "5 seeds" in table.notes[0]
+    said = [f.numbers for f in findings(study) if f.part == "table2" and f.claim.startswith("alpha 0.2")]
+    for name, mean, where, p, *_ in table.rows:
+        shown = f"{name} {mean} ({where}, p {p})"
+        assert any(shown in numbers for numbers in said)
 
 
 def test_comparisons_with_too_few_runs():
     rows = [row("table2", "feddpc", [0.5]), row("table2", "fedcm", [0.4]), row("table2", "fedga", [], seeds=(0,))]
     sheet = comparisons(Study("digits", "tiny", "", rows), 0.2)
-    assert sheet.rows[0][:5] == ["fedcm", "+10.00", "-", "-", "-"]
-    assert sheet.rows[1] == ["fedga", *["-"] * 8]
+    assert sheet.rows[0][:4] == ["fedcm", "+10.00", "-", "-"]
+    assert sheet.rows[1] == ["fedga", *["-"] * 6]
     assert sheet.notes == ["One seed: nothing can be tested."]
     assert comparisons(Study("digits", "tiny", "", rows[1:]), 0.2) is None
     assert comparisons(Study("digits", "tiny", "", rows[:1]), 0.2) is None
@@ -107,7 +111,7 @@ def test_a_sheet_is_the_same_in_all_forms(study):
     assert len(table) == 2 + len(sheet.rows)
     assert {line.count("|") for line in table} == {len(sheet.headings) + 1}
     assert sheet.rich().row_count == len(sheet.rows)
-    piped = Sheet("t", "T", ("a",), [["x|y"]]).markdown()
+    piped = Table("t", "T", ("a",), [["x|y"]]).markdown()
     assert "| x\\|y |" in piped
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from feddpc.errors import RunFolderError
 from feddpc.paper import presets
-from feddpc.paper.question import ROWS
 from feddpc.paper.study import Line, Row
+from feddpc.paper.study_spec import ROWS
 from feddpc.paper.tuned import Setting, Tuned, known, setting_of, winners
 from made_up import stored
 

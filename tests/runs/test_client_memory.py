@@ -202,7 +202,7 @@ def test_each_run_of_a_comparison_has_its_own_place(tmp_path):
     assert [o.config.client_memory for o in moved] == ["host", "host"]
     assert not list(tmp_path.rglob("*.rows"))
     plan = json.loads((tmp_path / "x" / "compare.json").read_text())
-    assert plan["wishes"]["values"]["client_memory"] == "host"
+    assert plan["config"]["client_memory"] == "host"
     whole = feddpc.simulate(**values | {"rounds": 4}, method="fedvarp", client_memory="device")
     assert [r["test_loss"] for r in moved[1].records] == whole.test_loss.tolist()
 

@@ -21,9 +21,9 @@ import torch
 
 import feddpc
 from feddpc import methods
-from feddpc.study import execute
+from feddpc.study import run_study
 from feddpc.study.compare import Overrides, compare
-from sweeping import items
+from sweeping import specs
 
 QUICK = {"clients": 20, "cohort": 2, "rounds": 2, "model": "mlp"}
 HERE = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def compared(out, **more):
 
 
 def swept(out, **more):
-    execute(items(rounds=2, **more), out)
+    run_study(specs(rounds=2, **more), out)
 
 
 def rerun(out, **more):

@@ -276,7 +276,7 @@ def test_a_server_that_is_not_there_does_not_keep_the_run_from_its_work(tmp_path
 def test_a_comparison_tracks_every_run_and_goes_on_by_itself(tmp_path, in_mlflow):
     out = tmp_path / "X"
     compare(Overrides(dict(QUICK)), ["fedavg", "feddpc"], [0], out, track="tensorboard,mlflow")
-    compare(Overrides(dict(QUICK)), ["fedavg", "feddpc"], [0, 1], out, resume=True)
+    compare(Overrides(dict(QUICK)), ["fedavg", "feddpc"], [0, 1], out, extend=True)
     folders = sorted(out.glob("*-seed*"))
     assert len(folders) == 4
     for folder in folders:

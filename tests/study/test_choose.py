@@ -1,20 +1,11 @@
 """Choosing, on outcomes made by hand."""
 
-from pathlib import Path
-
 import pytest
 
-from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.study import Item, Outcome, choose
-from feddpc.study.tune import both
-
-
-def outcome(method="fedavg", lr=0.1, seed=0, status="done", test=0.5, valid=0.5, at=0.4, hyper=None, **more):
-    item = Item(Config(method=method, lr=lr, seed=seed, rounds=20, hyper=hyper or {}, **more))
-    known = {"best_accuracy": test, "best_round": 10, "validation_accuracy": valid, "validation_round": 8}
-    known |= {"validated_accuracy": at, "last10_accuracy": test - 0.1}
-    return Outcome(key="k", item=item, status=status, path=Path("x"), **(known if status != "missing" else {}))
+from feddpc.study import choose
+from feddpc.study.sweep import choose_both
+from sweeping import outcome
 
 
 def settings(outcomes, **how):
@@ -26,7 +17,7 @@ def test_each_criterion_has_its_own_winner_and_its_own_worth():
         outcome(lr=0.1, test=0.60, valid=0.70, at=0.55),
         outcome(lr=0.2, test=0.65, valid=0.60, at=0.50),
     ]
-    by_validation, by_test = both(outcomes)
+    by_validation, by_test = choose_both(outcomes)
     assert (by_validation.by, by_validation.settings, by_validation.score) == ("validation", {"lr": 0.1}, 0.70)
     assert (by_validation.test_accuracy, by_validation.round) == (0.55, 8)
     assert (by_test.by, by_test.settings, by_test.score) == ("test", {"lr": 0.2}, 0.65)
@@ -40,7 +31,7 @@ def test_the_mean_over_seeds_decides():
     assert (choice.settings, choice.score, choice.seeds) == ({"lr": 0.2}, 0.6, 2)
     assert choice.test_accuracy == pytest.approx(0.6)
     assert choice.test_spread == pytest.approx(0.02**0.5)
-    assert choice.outcomes == steady
+    assert choice.results == steady
 
 
 @pytest.mark.parametrize("status", ["diverged", "failed", "missing"])
@@ -72,7 +63,7 @@ def test_where_nothing_ended_nothing_is_chosen():
 
 def test_without_validation_data_only_the_test_set_chooses():
     outcomes = [outcome(valid=None, at=None), outcome(lr=0.2, valid=None, at=None, test=0.7)]
-    assert [c.by for c in both(outcomes)] == ["test"]
+    assert [c.by for c in choose_both(outcomes)] == ["test"]
     assert choose(outcomes)[0].settings is None
 
 

@@ -6,8 +6,7 @@ import time
 
 from feddpc.round.round import RoundRecord
 from feddpc.runs import runner
-from feddpc.study import Item, execute, setup_cache
-from feddpc.study.item import with_how
+from feddpc.study import RunSpec, run_study, setup_cache
 from sweeping import config
 
 ITEMS, ROUNDS = 8, 20
@@ -16,8 +15,8 @@ ITEMS, ROUNDS = 8, 20
 def test_a_sweep_adds_less_than_a_fiftieth_to_its_rounds(tmp_path, monkeypatch):
     """Items as small as they come: twenty rounds of the small network on digits, with the paper's cohort."""
     small = {"model": "cnn", "model_options": {}, "clients": 100, "cohort": 10, "batch_size": None, "rounds": ROUNDS}
-    wanted = [Item(config(method="fedavg", lr=0.01 * (i + 1), **small)) for i in range(ITEMS)]
-    first = execute(wanted[:1], tmp_path / "real")
+    wanted = [RunSpec(config(method="fedavg", lr=0.01 * (i + 1), **small)) for i in range(ITEMS)]
+    first = run_study(wanted[:1], tmp_path / "real")
     rounds = first[0].seconds_per_round * ROUNDS
 
     def at_once(federation, method, engine, progress):
@@ -26,15 +25,15 @@ def test_a_sweep_adds_less_than_a_fiftieth_to_its_rounds(tmp_path, monkeypatch):
         ten = list(range(10))
         return RoundRecord(progress.round, 0.5, 1.0, 1.0, 0.0, ten, [], [], {"mean_scale": 1.0}, None, (0.5, 1.0))
 
-    monkeypatch.setattr(runner, "advance", at_once)
+    monkeypatch.setattr(runner, "run_round", at_once)
 
     def sweep():
         shutil.rmtree(tmp_path / "empty", ignore_errors=True)
-        execute(wanted, tmp_path / "empty")
+        run_study(wanted, tmp_path / "empty")
 
     def bare():
         for item in wanted:
-            runner.execute(setup_cache.setting(with_how(item.complete, item.config)))
+            runner.execute(setup_cache.setting(item.runnable))
 
     added = (least(sweep) - least(bare)) / ITEMS
     assert added < 0.02 * rounds
@@ -43,7 +42,7 @@ def test_a_sweep_adds_less_than_a_fiftieth_to_its_rounds(tmp_path, monkeypatch):
 def test_an_item_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     waited = []
     monkeypatch.setattr(os, "fsync", waited.append)
-    execute([Item(config())], tmp_path)
+    run_study([RunSpec(config())], tmp_path)
     assert waited == []
 
 

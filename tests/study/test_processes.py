@@ -6,15 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from feddpc.runs.runner import Stop
-from feddpc.study import Processes, execute, workers
-from feddpc.study.batch import Batch, run_batch
-from feddpc.study.claims import Claims, is_alive
-from sweeping import items, numbers, records
+from feddpc.study import Processes, run_study, workers
+from feddpc.study.workers import Batch, run_batch
+from sweeping import numbers, records, specs
 
 HERE = Path(__file__).parents[1]
 CODE = """
@@ -22,13 +22,13 @@ import sys
 from pathlib import Path
 import torch
 sys.path.insert(0, sys.argv[1])
-from sweeping import items
-from feddpc.study import InProcess, Processes, execute
+from sweeping import specs
+from feddpc.study import InProcess, Processes, run_study
 if __name__ == "__main__":
     torch.set_num_threads(1)
     count = int(sys.argv[3])
     workers = Processes(count) if count else InProcess()
-    execute(items(rounds=30), Path(sys.argv[2]), workers=workers, checkpoint_seconds=0.01)
+    run_study(specs(rounds=30), Path(sys.argv[2]), workers=workers, checkpoint_seconds=0.01)
 """
 
 
@@ -59,8 +59,8 @@ def wait_for_rounds(folder, count, process):
 
 def test_killed_at_random_moments_and_continued(tmp_path, script):
     """Byte for byte the records of an uninterrupted sweep, but for the seconds."""
-    wanted = items(rounds=30)
-    whole = execute(wanted, tmp_path / "whole")
+    wanted = specs(rounds=30)
+    whole = run_study(wanted, tmp_path / "whole")
     chance = random.Random(5)
     for low in (0, 60):
         process = script(tmp_path / "cut")
@@ -68,28 +68,27 @@ def test_killed_at_random_moments_and_continued(tmp_path, script):
         time.sleep(chance.random() * 0.01)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    cut = execute(wanted, tmp_path / "cut")
+    cut = run_study(wanted, tmp_path / "cut")
     assert numbers(cut) == numbers(whole)
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
     assert not (tmp_path / "cut" / "damaged").exists()  # what was cut off could be continued
-    assert not list((tmp_path / "cut" / "claims").glob("*.json"))
 
 
 def test_two_sweeps_at_a_time_share_one_folder(tmp_path, script):
-    wanted = items(rounds=30)
-    whole = execute(wanted, tmp_path / "whole")
+    wanted = specs(rounds=30)
+    whole = run_study(wanted, tmp_path / "whole")
     both = [script(tmp_path / "both") for _ in range(2)]
     for process in both:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-    assert numbers(execute(wanted, tmp_path / "both")) == numbers(whole)
+    assert numbers(run_study(wanted, tmp_path / "both")) == numbers(whole)
     assert records(tmp_path / "both") == records(tmp_path / "whole")
     assert not (tmp_path / "both" / "damaged").exists()
 
 
 def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path):
-    wanted = items(rounds=30)
-    whole = execute(wanted, tmp_path / "whole")
+    wanted = specs(rounds=30)
+    whole = run_study(wanted, tmp_path / "whole")
     victims = []
 
     def kill_one(progress):
@@ -98,11 +97,21 @@ def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path)
             victims.extend(p for p in _children() if is_alive(p))
             os.kill(victims[0], signal.SIGKILL)
 
-    outcomes = execute(wanted, tmp_path / "apart", workers=Processes(2), on_progress=kill_one, checkpoint_seconds=0.01)
+    outcomes = run_study(
+        wanted, tmp_path / "apart", workers=Processes(2), on_progress=kill_one, checkpoint_seconds=0.01
+    )
     assert len(victims) == 2
     assert numbers(outcomes) == numbers(whole)
     assert records(tmp_path / "apart") == records(tmp_path / "whole")
     assert not [p for p in _children() if is_alive(p)]
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _children():
@@ -123,19 +132,20 @@ def test_workers_of_a_killed_sweep_go_home(tmp_path, script):
     while any(is_alive(pid) for pid in workers_of) and time.monotonic() < until:
         time.sleep(0.02)
     assert not any(is_alive(pid) for pid in workers_of)
-    assert numbers(execute(items(rounds=30), tmp_path / "s"))[0][1] == "done"
+    assert numbers(run_study(specs(rounds=30), tmp_path / "s"))[0][1] == "done"
 
 
 def test_a_worker_that_dies_again_and_again_gives_the_item_up(tmp_path, monkeypatch):
-    class Doomed(workers.Crew):
+    class Doomed(workers.Pool):
         size = 1
-        out = ()
 
         def start(self, batch):
-            self.out = (batch,)
+            dead = Future()
+            dead.set_exception(RuntimeError("killed by SIGKILL"))
+            return dead
 
-        def wait(self, seconds, tick):
-            return [workers.Returned(batch, [], "killed by SIGKILL") for batch in self.out]
+        def cause_of_death(self, error):
+            return str(error)
 
         def stop(self):
             pass
@@ -144,10 +154,10 @@ def test_a_worker_that_dies_again_and_again_gives_the_item_up(tmp_path, monkeypa
             pass
 
     class Dooming(workers.Workers):
-        def ready(self, stop):
+        def open(self, stop, tick):
             return Doomed()
 
-    (outcome,) = execute(items()[:1], tmp_path, workers=Dooming())
+    (outcome,) = run_study(specs()[:1], tmp_path, workers=Dooming())
     assert (outcome.status, outcome.message) == ("failed", "its worker died 3 times, last: killed by SIGKILL")
 
 
@@ -157,7 +167,7 @@ def test_a_wish_to_stop_reaches_the_processes(tmp_path):
     def enough(progress):
         stop.wanted = progress.rounds > 5
 
-    outcomes = execute(items(rounds=3000), tmp_path, workers=Processes(1), on_progress=enough, stop=stop)
+    outcomes = run_study(specs(rounds=3000), tmp_path, workers=Processes(1), on_progress=enough, stop=stop)
     assert [o.status for o in outcomes] == ["missing"] * 4
     assert 5 < max(o.rounds for o in outcomes) < 3000
     (begun,) = [o for o in outcomes if o.rounds]
@@ -168,9 +178,8 @@ def test_a_wish_to_stop_reaches_the_processes(tmp_path):
 def test_a_batch_that_is_stopped_says_what_was_not_begun(tmp_path):
     stop = Stop()
     stop.wanted = True
-    with Claims(tmp_path) as claims:
-        given = Batch(tuple(items()[:2]), tmp_path, claims.token, 5.0)
-        assert [ran.state for ran in run_batch(given, stop=stop)] == ["interrupted", "interrupted"]
+    given = Batch(tuple(specs()[:2]), tmp_path)
+    assert [report.state for report in run_batch(given, stop=stop)] == ["interrupted", "interrupted"]
 
 
 def test_how_many_processes():
@@ -192,7 +201,7 @@ def test_control_c_does_not_reach_the_processes(tmp_path):
             for pid in sent:
                 os.kill(pid, signal.SIGINT)
 
-    outcomes = execute(items(rounds=400)[:1], tmp_path, workers=Processes(1), on_progress=interrupt)
+    outcomes = run_study(specs(rounds=400)[:1], tmp_path, workers=Processes(1), on_progress=interrupt)
     assert len(sent) == 1
     assert [o.status for o in outcomes] == ["done"]
-    assert not list((tmp_path / "failed").iterdir())
+    assert not (tmp_path / "failed").exists()

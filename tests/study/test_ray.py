@@ -8,8 +8,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from feddpc.errors import BadInputError
-from feddpc.study import RayWorkers, choose, execute, ray_workers
-from sweeping import items, numbers, records
+from feddpc.study import RayWorkers, choose, ray_workers, run_study
+from sweeping import numbers, records, specs
 
 #: Ray leaves files open; they are collected in the fixture, where nobody minds.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -55,17 +55,17 @@ def cluster(monkeypatch, gate):
 
 def test_a_killed_worker_does_not_change_the_table(tmp_path, cluster, gate, monkeypatch):
     (tmp_path / "waiting.py").write_text(WAITING)
-    wanted = items((f"{tmp_path / 'waiting.py'}:Waiting", "feddpc"), rounds=20)
-    whole = execute(wanted, tmp_path / "whole")
+    wanted = specs((f"{tmp_path / 'waiting.py'}:Waiting", "feddpc"), rounds=20)
+    whole = run_study(wanted, tmp_path / "whole")
     killed, came_back = [], []
-    plain = ray_workers._Cluster._returned
+    plain = ray_workers._RayPool.returned
 
     def watched(crew, reference):
         came_back.append(plain(crew, reference))
         gate.touch()  # only now: a worker outlives its node by a moment, and could still have ended its run
         return came_back[-1]
 
-    monkeypatch.setattr(ray_workers._Cluster, "_returned", watched)
+    monkeypatch.setattr(ray_workers._RayPool, "returned", watched)
 
     def kill_one(progress):
         if progress.rounds == 22 and not killed:  # both workers are in round 12
@@ -73,7 +73,7 @@ def test_a_killed_worker_does_not_change_the_table(tmp_path, cluster, gate, monk
             cluster.remove_node(cluster.workers[1], allow_graceful=False)
 
     workers = RayWorkers(cluster.address)
-    outcomes = execute(wanted, tmp_path / "ray", workers=workers, on_progress=kill_one, checkpoint_seconds=0.05)
+    outcomes = run_study(wanted, tmp_path / "ray", workers=workers, on_progress=kill_one, checkpoint_seconds=0.05)
     assert killed[0].ended == 0
     assert [bool(returned.died) for returned in came_back].count(True) == 1  # somebody was at work there
     assert numbers(outcomes) == numbers(whole)
@@ -81,11 +81,11 @@ def test_a_killed_worker_does_not_change_the_table(tmp_path, cluster, gate, monk
     for by in ("validation", "test"):
         tables = [[(c.method, c.settings, c.score, c.test_accuracy) for c in choose(o, by)] for o in (outcomes, whole)]
         assert tables[0] == tables[1]
-    assert not list((tmp_path / "ray" / "failed").iterdir())
+    assert not (tmp_path / "ray" / "failed").exists()
     assert not (tmp_path / "ray" / "damaged").exists()
     assert not ray.is_initialized()
     with pytest.raises(BadInputError, match="a run needs 1 GPU, but the cluster has 0"):
-        execute(items(rounds=5), tmp_path / "gpu", workers=RayWorkers(cluster.address, gpus=1.0))
+        run_study(specs(rounds=5), tmp_path / "gpu", workers=RayWorkers(cluster.address, gpus=1.0))
     assert not ray.is_initialized()
 
 
@@ -94,8 +94,7 @@ def test_an_address_without_a_cluster_is_said_at_once(tmp_path):
         port = free.getsockname()[1]
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "nonsense"):
         with pytest.raises(BadInputError, match="`ray start --head`"):
-            execute(items()[:1], tmp_path, workers=RayWorkers(address))
-    assert not list((tmp_path / "claims").glob("*.json"))
+            run_study(specs()[:1], tmp_path, workers=RayWorkers(address))
 
 
 @pytest.mark.parametrize("how", [{"cpus": -1.0}, {"gpus": float("inf")}, {"cpus": 0.0}])

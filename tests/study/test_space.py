@@ -5,17 +5,17 @@ import math
 import pytest
 
 from feddpc.errors import BadInputError
-from feddpc.study import Space, SweepPlan
+from feddpc.study import Space, StudyPlan
 from feddpc.study.adaptive import SAMPLERS
-from feddpc.study.compare import Overrides
-from feddpc.study.plan import differences, from_toml, make_space
-from feddpc.study.ranges import Choice, Range, parse, spelled, values
+from feddpc.study.overrides import Overrides
+from feddpc.study.plan import differences, make_space
+from feddpc.study.space import Options, Range, parse, spelled, values
 
 AXES = {"lr": "log:1e-4:1", "epochs": "int:1:4", "lam": "uniform:0:2", "guard": "zero,soft"}
 
 
 def plan(space, methods=("feddpc", "fedprox", "fedavg"), seeds=(0,), validation=0.1, **more):
-    return SweepPlan(methods, seeds, Overrides({"rounds": 3, "validation": validation}), space, **more)
+    return StudyPlan(methods, seeds, Overrides({"rounds": 3, "validation": validation}), space, **more)
 
 
 def drawn(space, keys=tuple(AXES)):
@@ -110,15 +110,15 @@ def test_a_trial_that_failed_ends_no_search():
 def test_keys_go_to_the_methods_that_have_them():
     space = Space.grid({"lr": [0.1, 0.2], "lam": [0.5, 1], "fedprox.mu": [1, 2, 3]})
     assert plan(space).budgets() == {"feddpc": 4, "fedprox": 6, "fedavg": 2}
-    items = plan(space, seeds=(0, 1)).items("fedprox", {"lr": 0.2, "fedprox.mu": 3})
+    items = plan(space, seeds=(0, 1)).specs("fedprox", {"lr": 0.2, "fedprox.mu": 3})
     assert [(i.config.lr, i.config.hyper, i.config.seed) for i in items] == [(0.2, {"mu": 3}, s) for s in (0, 1)]
     assert items[0].name == "fedprox lr=0.2 mu=3 seed 0"
 
 
 def test_all_methods_leave_the_same_samples_to_the_server():
-    wishes = Overrides({"validation": 0.1})
-    both = SweepPlan(["fedavg", "datasharing"], [0], wishes, Space.grid({"lr": [0.1]}))
-    shares = {name: both.items(name, {"lr": 0.1})[0].config.reserve for name in both.methods}
+    overrides = Overrides({"validation": 0.1})
+    both = StudyPlan(["fedavg", "datasharing"], [0], overrides, Space.grid({"lr": [0.1]}))
+    shares = {name: both.specs(name, {"lr": 0.1})[0].config.reserve for name in both.methods}
     assert shares["fedavg"] == shares["datasharing"] > 0
 
 
@@ -138,7 +138,7 @@ def test_all_methods_leave_the_same_samples_to_the_server():
         (lambda: Space({"lr": Range("log", 0.1, 1)}, sampler="tpe"), "needs trials"),
         (lambda: plan(Space.grid({"mo": [1]})), "unknown key 'mo'"),
         (lambda: plan(Space.grid({"fedcm.alpha": [1]})), "unknown key 'fedcm.alpha'"),
-        (lambda: plan(Space.grid({"engine": ["loop"]})), "does not change what comes out"),
+        (lambda: plan(Space.grid({"engine": ["loop"]})), "engine does not change"),
         (lambda: plan(Space.grid({"seed": [1, 2]})), "seeds"),
         (lambda: plan(Space.grid({"lr": [1]}), seeds=(0, 0)), "none twice"),
         (lambda: plan(Space.grid({"lr": [1]}), methods=()), "at least one"),
@@ -160,7 +160,7 @@ def test_mistakes_are_said(make, said):
 @pytest.mark.parametrize("listed", [[0.1, 3, True, "soft"], [[8], [16, 8]], [1e-17, 0.1 + 0.2]])
 def test_values_are_read_back_as_they_were(listed):
     assert values(spelled(listed)) == listed
-    assert parse(str(Choice(tuple(listed)))).values == tuple(listed)
+    assert parse(str(Options(tuple(listed)))).values == tuple(listed)
 
 
 @pytest.mark.parametrize("text", ["log:0.0001:1", "uniform:-1:2.5", "int:1:8", "logint:1:1024"])
@@ -178,20 +178,22 @@ def test_ranges_are_read_back_as_they_were(text):
     ids=["grid", "random", "optuna"],
 )
 def test_a_plan_survives_its_file(space):
-    wishes = Overrides(
+    overrides = Overrides(
         {"rounds": 3, "validation": 0.1, "model": "mlp", "model_options": {"hidden": [8]}, "engine": "loop"},
         {"fedprox": {"mu": 0.5}},
     )
-    made = SweepPlan(["feddpc", "fedprox"], [0, 2], wishes, space, "validation")
-    again = from_toml(made.as_toml())
-    assert differences(made, again) == []
+    made = StudyPlan(["feddpc", "fedprox"], [0, 2], overrides, space, "validation")
+    again = StudyPlan.from_table(made.as_table())
+    assert differences(made, again) == {}
     for method in made.methods:
         asked = made.searches()[method].ask()
         assert asked == again.searches()[method].ask()
-        ours, theirs = ([i.key for i in p.items(method, asked[0])] for p in (made, again))
+        ours, theirs = ([i.key for i in p.specs(method, asked[0])] for p in (made, again))
         assert ours == theirs
-    longer = SweepPlan(["feddpc"], [0, 2], Overrides({**wishes.values, "rounds": 4}, wishes.hyper), space, "validation")
-    assert differences(made, longer) == [
+    longer = StudyPlan(
+        ["feddpc"], [0, 2], Overrides({**overrides.values, "rounds": 4}, overrides.hyper), space, "validation"
+    )
+    assert list(differences(made, longer).values()) == [
         "methods = ['feddpc'], was ['feddpc', 'fedprox']",
         "rounds = 4, was 3",
     ]

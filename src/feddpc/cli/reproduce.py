@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -10,23 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddpc.cli import flags, reproduced
+from feddpc.cli import flags
 from feddpc.cli.commands import Command, Group
 from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
-    from feddpc.paper.question import Question
-    from feddpc.paper.sheet import Sheet
+    from rich.console import Console
+
+    from feddpc.paper.results import Report
+    from feddpc.paper.study_spec import StudySpec
+    from feddpc.paper.verdicts import Finding
+    from feddpc.report.table import Table
     from feddpc.study.workers import Workers
 
 app = typer.Typer(
-    cls=Group, help="The paper's tables and figures, run again, beside what it reports.", no_args_is_help=True
+    cls=Group, help="The paper's tables and figures, run again, next to what it reports.", no_args_is_help=True
 )
 
 #: What `feddpc reproduce --help` says of each target.
 TARGETS = {
-    "table1": "Costs: counted while the methods run, beside the paper's formulas.",
-    "table2": "Best accuracy of all methods, ours beside the paper's.",
+    "table1": "Costs: counted while the methods run, next to the paper's formulas.",
+    "table2": "Best accuracy of all methods, ours next to the paper's.",
     "figure1": "Curves of Table 2 on CIFAR-10.",
     "figure2": "Curves of Table 2 on CIFAR-100.",
     "figure3": "Curves of Table 2 on Tiny ImageNet.",
@@ -34,8 +39,14 @@ TARGETS = {
     "figure5": "The study of lambda, and its control.",
     "all": "All of these.",
 }
-#: Exit code of a reproduction that reports what is there, and that something is missing.
+#: Exit code if runs are missing.
 UNFINISHED = 3
+#: Columns that the tables need: a folded table cannot be read.
+WIDTH = 150
+#: Where the text of a finding starts, after the verdict.
+INDENT = 16
+#: How many missing runs are named.
+NAMED = 20
 
 
 def reproduce(
@@ -108,7 +119,7 @@ def reproduce(
         int | None,
         typer.Option(
             min=1,
-            help="Processes of this machine, a thread each. [default: this one; for digits one a core]",
+            help="Processes of this machine, one thread each. [default: this one; for digits one per core]",
             rich_help_panel=flags.TRAINING,
         ),
     ] = None,
@@ -127,14 +138,14 @@ def reproduce(
     from rich.console import Console
 
     from feddpc.cli.display import Many
-    from feddpc.paper import work
+    from feddpc.paper import results
     from feddpc.paper.presets import PRESETS
-    from feddpc.paper.question import Question, data_of
+    from feddpc.paper.study_spec import StudySpec, data_of
     from feddpc.runs.runner import Stop
 
     target = str(context.info_name)
     wanted = data_of(target, None if data is None else flags.listed(data, "--data"))
-    placing = {"device": device, "engine": engine, "precision": precision}
+    execution = {"device": device, "engine": engine, "precision": precision}
     given: dict[str, Any] = {
         "alphas": None if alpha is None else _numbers(alpha, "--alpha"),
         "seeds": tuple(flags.seed_numbers(seeds, None) or ()),
@@ -145,34 +156,34 @@ def reproduce(
         "rows": None if methods is None else tuple(flags.listed(methods, "--methods")),
         "rates": None if rates is None else _numbers(rates, "--rates"),
         "values": None if values is None else _numbers(values, "--values"),
-        "placing": {k: v for k, v in placing.items() if v is not None},
+        "execution": {k: v for k, v in execution.items() if v is not None},
     }
     given = {k: v for k, v in given.items() if v is not None}
-    questions = [Question(name, scale or _usual(name), **given) for name in wanted]
+    specs = [StudySpec(name, scale or _usual(name), **given) for name in wanted]
     if not report_only and target != "table1":
-        work.require_data(list(wanted))
+        results.require_data(list(wanted))
     speak = not (quiet or as_json)
-    costs = _table1(questions, out) if target in ("table1", "all") else []
-    for sheet in costs if speak else ():
-        reproduced.show_sheet(sheet)
+    costs = _table1(specs, out) if target in ("table1", "all") else []
+    for table in costs if speak else ():
+        _show_table(table)
     stop, reports = Stop(), []
     with stop.on_interrupt():
-        for question in questions if target != "table1" else ():
-            place = work.Place.of(out, question)
-            with Many(Console(stderr=True), question.data, quiet=report_only or not speak) as progress:
-                model = PRESETS[question.data](scale=question.scale).model
-                beside = at_once or flags.usual_at_once(device, question.data, model)
-                labour = work.Labour(report_only, _crew(question.data, processes, beside), progress, stop)
-                reports.append(work.carry_out(question, wanted[question.data], place, labour, grid=grid))
+        for spec in specs if target != "table1" else ():
+            with Many(Console(stderr=True), spec.data, quiet=report_only or not speak) as progress:
+                model = PRESETS[spec.data](scale=spec.scale).model
+                count = at_once or flags.usual_at_once(device, spec.data, model)
+                options = results.RunOptions(report_only, _workers(spec.data, processes, count), progress, stop)
+                folders = results.Folders.of(out, spec)
+                reports.append(results.reproduce(spec, wanted[spec.data], folders, options, grid=grid))
             if reports[-1].failures:
-                reproduced.warn_of_failures(reports[-1], target)
+                remedy = f"the same `feddpc reproduce {target}` with --report-only draws them later"
+                typer.echo(f"warning: {'; '.join(reports[-1].failures)}; the records are complete, {remedy}", err=True)
             if speak:
-                reproduced.show(reports[-1])
+                _show(reports[-1])
             if stop.wanted:
                 break
     if as_json:
-        found = {"studies": [reproduced.as_dict(r) for r in reports], "table1": list(map(reproduced.sheet_dict, costs))}
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps({"studies": [_as_dict(r) for r in reports], "table1": [t.as_dict() for t in costs]}))
     if stop.wanted:
         raise typer.Exit(130)
     if any(report.missing for report in reports):
@@ -207,7 +218,7 @@ def docs(
     to: Annotated[Path, typer.Option(help="The document to write.")] = Path("docs/reproduction.md"),
     images: Annotated[Path, typer.Option(help="Folder for its figures.")] = Path("docs/images/reproduction"),
 ) -> None:
-    """Make the document of the reproduction anew, from records alone."""
+    """Write the document of the reproduction again, from records alone."""
     from feddpc.paper import documents, records
 
     for path in documents.write(records.read_all(files), to, images):
@@ -227,25 +238,91 @@ def _numbers(text: str, flag: str) -> tuple[float, ...]:
         raise BadInputError(f"{flag} {text!r}: write numbers with commas between them") from None
 
 
-def _crew(data: str, count: int | None, at_once: int) -> Workers:
-    """Return who works: by default this process, and for digits a process for every core."""
+def _workers(data: str, count: int | None, at_once: int) -> Workers:
+    """Return who runs: by default this process, and for digits one process per core."""
     from feddpc.study import InProcess, Processes
 
     count = count or ((os.cpu_count() or 1) if data == "digits" else 1)
     return InProcess(at_once=at_once) if count == 1 else Processes(count, at_once=at_once)
 
 
-def _table1(questions: Sequence[Question], out: Path) -> list[Sheet]:
-    """Write Table 1 of each data set, which needs no runs and no data, and return all."""
-    from feddpc.paper import costs, work
-    from feddpc.storage import explain_os_errors, replace_text
+def _table1(specs: Sequence[StudySpec], out: Path) -> list[Table]:
+    """Write Table 1 of each data set, which needs neither runs nor data, and return all."""
+    from feddpc.paper import costs
+    from feddpc.paper.results import Folders
+    from feddpc.storage import make_folder, replace_text
 
-    made = []
-    for question in questions:
-        folder = work.Place.of(out, question).results
-        with explain_os_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        for sheet in costs.table1(question.data, question.scale):
-            replace_text(folder / f"{sheet.name}.csv", sheet.csv())
-            made.append(sheet)
-    return made
+    tables = []
+    for spec in specs:
+        folder = Folders.of(out, spec).results
+        make_folder(folder)
+        for table in costs.table1(spec.data, spec.scale):
+            replace_text(folder / f"{table.name}.csv", table.csv())
+            tables.append(table)
+    return tables
+
+
+def _show(report: Report) -> None:
+    """Print the tables and findings of a report, and what is missing."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for table in _tables(report):
+        _show_table(table)
+    console, judged = _console(), _findings(report)
+    if judged:
+        console.print(f"\nWhat holds, {report.study.title}", style="bold", highlight=False)
+    for finding in judged:
+        where = "" if finding.line is None else f" (paper.tex, line {finding.line})"
+        console.print(f"{finding.verdict + ':':{INDENT}}{finding.claim}{where}", highlight=False, markup=False)
+        console.print(Padding(Text(finding.numbers, style="dim"), (0, 0, 0, INDENT), expand=False))
+    console.print()
+    for path in report.paths:
+        console.print(str(path), highlight=False, markup=False)
+    if report.missing:
+        console.print(f"\n{len(report.missing)} runs are missing; the same command runs them:", style="yellow")
+        for text in _missing(report)[:NAMED]:
+            console.print(f"  {text}", highlight=False, markup=False)
+        if len(report.missing) > NAMED:
+            console.print(f"  and {len(report.missing) - NAMED} more")
+
+
+def _show_table(table: Table) -> None:
+    console = _console()
+    console.print(f"\n{table.title}", style="bold", highlight=False, markup=False)
+    console.print(table.rich())
+    for note in table.notes:
+        console.print(note, style="dim", highlight=False, markup=False)
+
+
+def _as_dict(report: Report) -> dict[str, Any]:
+    return {
+        "title": report.study.title,
+        "tables": [table.as_dict() for table in _tables(report)],
+        "findings": [dataclasses.asdict(finding) for finding in _findings(report)],
+        "missing": _missing(report),
+        "files": [str(path) for path in report.paths],
+    }
+
+
+def _tables(report: Report) -> list[Table]:
+    from feddpc.paper import documents
+
+    return [table for part in report.parts for table in documents.part_tables(report.study, part)]
+
+
+def _findings(report: Report) -> list[Finding]:
+    from feddpc.paper.claims import findings
+
+    return [finding for finding in findings(report.study) if finding.part in report.parts]
+
+
+def _missing(report: Report) -> list[str]:
+    """Return the runs that have not ended, and why."""
+    return [": ".join(filter(None, (r.spec.name, r.status, r.message))) for r in report.missing]
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=max(Console().width, WIDTH))

@@ -19,7 +19,7 @@ from feddpc.registry import refuse_code
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feddpc.study import Outcome, SweepPlan
+    from feddpc.study import Choice, RunResult, StudyPlan
     from feddpc.study.workers import Workers
 
 app = typer.Typer(
@@ -27,9 +27,9 @@ app = typer.Typer(
 )
 
 SEARCH = "Search"
-#: Exit code when some runs are not there: not begun, cut off, or failed.
+#: Exit code when some runs are missing: not begun, interrupted, or failed.
 UNFINISHED = 3
-#: How many runs that are not there are named.
+#: How many missing runs are named.
 NAMED = 10
 
 
@@ -55,7 +55,7 @@ def sweep(
             rich_help_panel=SEARCH,
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Draws for each method.", rich_help_panel=SEARCH)] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Draws per method.", rich_help_panel=SEARCH)] = None,
     sampler: Annotated[
         str | None,
         typer.Option(help="Optuna's: tpe, gp, cmaes, qmc or random. [default: plain draws]", rich_help_panel=SEARCH),
@@ -66,7 +66,7 @@ def sweep(
     select: Annotated[
         str | None,
         typer.Option(
-            help="What a sampler maximises and what is marked: validation or test. [default: validation]",
+            help="What a sampler maximizes and what is in bold: validation or test. [default: validation]",
             rich_help_panel=SEARCH,
         ),
     ] = None,
@@ -74,7 +74,7 @@ def sweep(
     set_: flags.Set = None,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes of this machine, a thread each.", rich_help_panel=flags.EXECUTION),
+        typer.Option(min=1, help="Processes of this machine, one thread each.", rich_help_panel=flags.EXECUTION),
     ] = None,
     at_once: flags.AtOnce = None,
     ray: Annotated[
@@ -83,16 +83,24 @@ def sweep(
     ] = None,
     ray_gpus: Annotated[
         float,
-        typer.Option(min=0.0, help="GPUs of a run on Ray; 0.25 lets four share one.", rich_help_panel=flags.EXECUTION),
+        typer.Option(min=0.0, help="GPUs per run on Ray; 0.25 lets four share one.", rich_help_panel=flags.EXECUTION),
     ] = 0.0,
     out: flags.Out = None,
+    extend: Annotated[
+        bool,
+        typer.Option(
+            "--extend",
+            help="Add the given methods, seeds, grid values or trials to the sweep in --out.",
+            rich_help_panel=flags.OUTPUT,
+        ),
+    ] = False,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
     """Try settings of several methods with one budget, and choose: on validation data, and on the test set.
 
-    What is in --out already is not run again, so the same command continues a sweep that was stopped at any moment.
+    Runs that are in --out already are not run again, so the same command continues a sweep that was stopped.
     """
     if context.invoked_subcommand is not None:
         return
@@ -100,23 +108,31 @@ def sweep(
 
     from feddpc.cli.display import Many
     from feddpc.runs.runner import Stop
-    from feddpc.study import tune
+    from feddpc.study import run_sweep
+    from feddpc.study.plan import extend_stored
 
     out = out or Path("runs") / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     vary = {"grid": grid, "random": random, "trials": trials, "sampler": sampler, "seed": search_seed}
     plan = _plan(out, methods, seeds, given, flags.table(config), set_, vary, select)
+    plan = extend_stored(out, plan) if extend else plan
     workers, stop = _workers(processes, ray, ray_gpus, at_once or _usual_at_once(plan, given.get("device"))), Stop()
     console = Console(stderr=as_json, soft_wrap=True)
     if not quiet:
-        _announce(plan, out, console)
+        _announce(plan, out, console, extend)
     with stop.on_interrupt(), Many(console, "sweep", quiet=quiet) as progress:
-        outcomes = tune(
-            plan, out, workers=workers, on_progress=progress, stop=stop, checkpoint_seconds=checkpoint_seconds
+        results = run_sweep(
+            plan,
+            out,
+            extend=extend,
+            workers=workers,
+            on_progress=progress,
+            stop=stop,
+            checkpoint_seconds=checkpoint_seconds,
         )
-    _present(outcomes, [out], plan.objective, quiet, as_json)
+    _present(results, [out], plan, quiet, as_json)
     if stop.wanted:
         raise typer.Exit(130)
-    _exit(outcomes)
+    _exit(results)
 
 
 @app.command(cls=Command)
@@ -125,28 +141,28 @@ def show(
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Say what is there and what is missing, and write results.csv of the first folder anew."""
+    """Say what is there and what is missing, and write the tables of the first folder again."""
     from feddpc.study import gather, scan
-    from feddpc.study.plan import differences, stored
-    from feddpc.study.store import Store
-    from feddpc.study.tune import both
+    from feddpc.study.plan import differences, stored_plan
+    from feddpc.study.sweep import write_tables
 
     for folder in folders:
         if not folder.is_dir():
             raise RunFolderError(f"there is no folder {folder}: give one that `feddpc sweep` wrote")
-    plans = [plan for folder in folders if (plan := stored(folder)) is not None]
+    plans = [plan for folder in folders if (plan := stored_plan(folder, "sweep")) is not None]
     for other in plans[1:]:
-        if different := differences(plans[0], other):
+        if different := differences(plans[0], other).values():
             raise RunFolderError(f"the folders hold different sweeps ({'; '.join(different)}): show them one by one")
     for plan in plans:  # `feddpc report` reads the runs without their code
-        refuse_code(folders[0], [*plan.methods, *code_in(plan.wishes.values)], [])
-    outcomes = gather(plans[0], folders) if plans else scan(folders)
-    if not outcomes:
+        refuse_code(folders[0], [*plan.methods, *code_in(plan.overrides.values)], [])
+    results = gather(plans[0], folders) if plans else scan(folders)
+    if not results:
         raise RunFolderError(f"{folders[0]} holds no sweep: give a folder that `feddpc sweep` wrote")
+    plan = plans[0] if plans else None
     if os.access(folders[0], os.W_OK):
-        Store(folders[0]).write_results(outcomes, both(outcomes))
-    _present(outcomes, folders, plans[0].objective if plans else "validation", quiet, as_json)
-    _exit(outcomes)
+        write_tables(folders[0], plan, results)
+    _present(results, folders, plan, quiet, as_json)
+    _exit(results)
 
 
 def _plan(
@@ -158,33 +174,33 @@ def _plan(
     sets: Sequence[str] | None,
     vary: dict[str, Any],
     select: str | None,
-) -> SweepPlan:
-    """Return what was asked for; where a sweep is in ``out``, what is not said is as there."""
+) -> StudyPlan:
+    """Return what was asked for; what is not given is taken from the sweep in ``out``, if there is one."""
     from feddpc.study.choose import BY
-    from feddpc.study.plan import SweepPlan, make_space, stored
+    from feddpc.study.plan import StudyPlan, make_space, stored_plan
 
     if select is not None and select not in BY:
         raise unknown("way to choose", select, BY)
-    before = stored(out)
+    before = stored_plan(out, "sweep")
     asked = flags.method_names(methods, table.get("methods"))
     if before:
         named = {**table, **given}
-        code = [*([] if asked else before.methods), *code_in({**before.wishes.values, **named})]
+        code = [*([] if asked else before.methods), *code_in({**before.overrides.values, **named})]
         refuse_code(out, code, code_in(named))
     names = asked or (list(before.methods) if before else ["feddpc"])
     numbers = flags.seed_numbers(seeds, table.get("seeds")) or (list(before.seeds) if before else [0])
-    base = before.wishes if before else None
-    wishes = flags.wishes(given, table, sets, names, extra=["methods", "seeds"], base=base)
-    wishes.values.setdefault("threads", "auto")
-    wishes.values.setdefault("validation", 0.1)
+    base = before.overrides if before else None
+    overrides = flags.wishes(given, table, sets, names, extra=["methods", "seeds"], base=base)
+    overrides.values.setdefault("threads", "auto")
+    overrides.values.setdefault("validation", 0.1)
     if before and not any(vary.values()):
         space = before.space
     else:
         space = make_space(
             vary["grid"] or [], vary["random"] or [], vary["trials"], vary["sampler"], vary["seed"] or 0, None
         )
-    judged = "validation" if wishes.values["validation"] else "test"
-    return SweepPlan(names, numbers, wishes, space, select or (before.objective if before else judged))
+    objective = "validation" if overrides.values["validation"] else "test"
+    return StudyPlan(names, numbers, overrides, space, select or (before.objective if before else objective))
 
 
 def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) -> Workers:
@@ -199,72 +215,81 @@ def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) 
     return InProcess(at_once=at_once) if processes is None else Processes(processes, at_once=at_once)
 
 
-def _usual_at_once(plan: SweepPlan, device: str | None) -> int:
-    """Return how many runs share a process if nobody says; one, if some of the models may be large."""
+def _usual_at_once(plan: StudyPlan, device: str | None) -> int:
+    """Return the default of --at-once: one, if some of the models may be large."""
     from feddpc.config import Config
-    from feddpc.study.ranges import Choice
+    from feddpc.study.space import Options
 
     def all_of(key: str) -> list[Any]:
-        axis = plan.space.axes.get(key)
-        return list(axis.values) if isinstance(axis, Choice) else [plan.wishes.values.get(key, getattr(Config, key))]
+        axis = plan.space.axes.get(key) if plan.space else None
+        default = plan.overrides.values.get(key, getattr(Config, key))
+        return list(axis.values) if isinstance(axis, Options) else [default]
 
-    device = device or plan.wishes.values.get("device")
+    device = device or plan.overrides.values.get("device")
     return min(flags.usual_at_once(device, str(d), str(m)) for d in all_of("data") for m in all_of("model"))
 
 
-def _announce(plan: SweepPlan, out: Path, console: Any) -> None:
-    """Print what every method is given, and warn where that is not the same."""
+def _announce(plan: StudyPlan, out: Path, console: Any, extend: bool) -> None:
+    """Print the budget of every method, and warn where they differ."""
     from feddpc.config import Config
     from feddpc.study.choose import budget
     from feddpc.study.plan import refuse_another
 
-    refuse_another(out, plan)
-
-    budgets, rounds = plan.budgets(), plan.wishes.values.get("rounds", Config.rounds)
+    refuse_another(out, plan, extend=extend)
+    budgets, rounds = plan.budgets(), plan.overrides.values.get("rounds", Config.rounds)
     for name, count in budgets.items():
         console.print(f"{name}: {budget(count, len(plan.seeds), rounds)}", highlight=False, markup=False)
     if len(set(budgets.values())) > 1:
         console.print(
-            "warning: the methods have different budgets, so the one that tries more is favoured; --random with "
+            "warning: the methods have different budgets, which favors those that try more settings; --random with "
             "--trials gives all the same",
             style="yellow",
             highlight=False,
         )
 
 
-def _present(outcomes: list[Outcome], folders: list[Path], select: str, quiet: bool, as_json: bool) -> None:
+def _present(results: list[RunResult], folders: list[Path], plan: StudyPlan | None, quiet: bool, as_json: bool) -> None:
     """Show what was chosen and what is missing."""
     from collections import Counter
 
-    from feddpc.study.tune import both
+    from feddpc.study.sweep import choose_both
 
-    choices, counts = both(outcomes), Counter(outcome.status for outcome in outcomes)
-    open_ = [outcome for outcome in outcomes if not outcome.ended]
+    choices, counts = choose_both(results, plan), Counter(result.status for result in results)
+    missing = [result for result in results if not result.ended]
     if as_json:
-        lacking = [{"key": o.key, "label": o.item.name, "status": o.status, "message": o.message} for o in open_]
-        found = {"table": [c.as_dict() for c in choices], "runs": dict(counts), "missing": lacking}
-        typer.echo(json.dumps({**found, "folders": [str(folder) for folder in folders]}))
+        named = [{"key": r.key, "label": r.spec.name, "status": r.status, "message": r.message} for r in missing]
+        value = {"table": [c.as_dict() for c in choices], "runs": dict(counts), "missing": named}
+        typer.echo(json.dumps({**value, "folders": [str(folder) for folder in folders]}))
         return
     if quiet:
         return
     from rich.console import Console
 
-    from feddpc.report import choices as table
+    from feddpc.report.table import sweep_table
 
     console = Console(soft_wrap=True)
     console.print(", ".join(f"{count} {status}" for status, count in counts.items()), highlight=False)
-    for outcome in open_[:NAMED]:
-        said = f": {outcome.message}" if outcome.message else ""
-        console.print(f"{outcome.status}: {outcome.item.name}{said}", style="yellow", highlight=False, markup=False)
-    if len(open_) > NAMED:
-        console.print(f"and {len(open_) - NAMED} more", style="yellow", highlight=False)
-    console.print(table.rich_table(choices, select))
-    console.print(table.LEGEND, style="dim", highlight=False)
+    for result in missing[:NAMED]:
+        reason = f": {result.message}" if result.message else ""
+        console.print(f"{result.status}: {result.spec.name}{reason}", style="yellow", highlight=False, markup=False)
+    if len(missing) > NAMED:
+        console.print(f"and {len(missing) - NAMED} more", style="yellow", highlight=False)
+    table = sweep_table(choices, plan.objective if plan else "validation")
+    console.print(table.rich())
+    console.print(table.notes[0], style="dim", highlight=False)
+    for text in dict.fromkeys(text for choice in choices if (text := _grid_end(choice))):
+        console.print(text, style="yellow", highlight=False, markup=False)
     console.print(f"all runs: {folders[0] / 'results.csv'}", highlight=False, markup=False)
 
 
-def _exit(outcomes: Sequence[Outcome]) -> None:
-    if any(not outcome.ended for outcome in outcomes):
+def _grid_end(choice: Choice) -> str:
+    """Return a warning if the best value of a key is the smallest or largest of the grid."""
+    values = ", ".join(f"{key} = {(choice.settings or {})[key]:g}" for key in choice.grid_ends)
+    return f"warning: {choice.method} is best at the end of its grid ({values}): --extend adds values" if values else ""
+
+
+def _exit(results: Sequence[RunResult]) -> None:
+    if any(not result.ended for result in results):
         raise typer.Exit(UNFINISHED)
-    if all(outcome.status == "diverged" for outcome in outcomes):
+    if all(result.status == "diverged" for result in results):
         raise typer.Exit(1)

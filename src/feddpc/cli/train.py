@@ -98,6 +98,14 @@ def compare(
     set_: flags.Set = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
+    extend: Annotated[
+        bool,
+        typer.Option(
+            "--extend",
+            help="Continue what is in --out with the given methods and seeds added.",
+            rich_help_panel=flags.OUTPUT,
+        ),
+    ] = False,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
     at_once: Annotated[
         int,
@@ -112,35 +120,38 @@ def compare(
     as_json: flags.Json = False,
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
+    resume = resume or extend
     out = _folder(out, resume, "comparison")
     from feddpc.runs.runner import Stop
-    from feddpc.study import compare as comparison
+    from feddpc.study.compare import compare as run_comparison
+    from feddpc.study.plan import stored_plan
 
     table = flags.table(config)
     for key in ("method", "seed"):
         if key in table:
             raise BadInputError(f"{key} in {config}: a comparison has {key}s, a list")
-    planned = comparison.stored_plan(out) if resume else None
+    before = stored_plan(out, "comparison") if resume else None
     names = flags.method_names(methods, table.get("methods"))
     numbers = flags.seed_numbers(seeds, table.get("seeds"))
-    if planned:  # what is there goes on; flags may add to it
+    if before:
         asked = {**table, **given}
-        code = [*planned.methods, *code_in({**planned.wishes.values, **asked})]
+        code = [*before.methods, *code_in({**before.overrides.values, **asked})]
         refuse_code(out, code, [*(names or []), *code_in(asked)])
-        names = list(dict.fromkeys([*planned.methods, *(names or [])]))
-        numbers = list(dict.fromkeys([*planned.seeds, *(numbers or [])]))
+        names = list(dict.fromkeys([*before.methods, *(names or [])]))
+        numbers = list(dict.fromkeys([*before.seeds, *(numbers or [])]))
     names, numbers = names or PAPER.split(","), numbers or [0]
-    base = planned.wishes if planned else None
-    wishes = flags.wishes(given, table, set_, names, extra=["methods", "seeds"], base=base)
-    wishes.values.setdefault("threads", "auto")
+    base = before.overrides if before else None
+    overrides = flags.wishes(given, table, set_, names, extra=["methods", "seeds"], base=base)
+    overrides.values.setdefault("threads", "auto")
     display, stop = _display(quiet, as_json), Stop()
     with stop.on_interrupt(), display:
-        outcomes = comparison.compare(
-            wishes,
+        outcomes = run_comparison(
+            overrides,
             names,
             numbers,
             out,
             resume=resume,
+            extend=extend,
             listener=display,
             stop=stop,
             at_once=at_once,

@@ -1,1 +1,1 @@
-"""The paper's tables and figures, run again: what to run, what came out beside what was reported, and what it means."""
+"""The paper's tables and figures, run again: what to run, our results next to the reported ones, what holds."""

@@ -9,10 +9,10 @@ from itertools import combinations
 from typing import Any
 
 from feddpc.paper import published
-from feddpc.paper.question import DOUBLED, label
 from feddpc.paper.statistics import estimate, paired
 from feddpc.paper.study import Row, Study
-from feddpc.paper.verdicts import Contest, Finding, above, contests, differences, judge
+from feddpc.paper.study_spec import DOUBLED, label
+from feddpc.paper.verdicts import Finding, above, contests, differences, family, judge
 
 #: "Performs very poorly" is read as: farther below lambda = 1 than this.
 POORLY = 0.05
@@ -44,25 +44,26 @@ def _table2(rows: Rows, alpha: float, study: Study) -> list[Finding]:
     if ours is None:
         return []
     here, found = f"alpha {alpha:g}", []
+    others = [row for row in study.part("table2", alpha) if row is not ours]  # the family of the table of differences
     if rivals:
         best = f"{here}: FedDPC has the highest best accuracy of the paper's methods"
         loss = f"{here}: FedDPC's training loss falls faster than that of the others (mean over rounds)"
         absent = [label(name) for name in published.METHODS if name not in rows]
         found = [
-            *_unless(absent, above("table2", best, ours, rivals, line=294), _order(rows, alpha, study)),
+            *_unless(absent, above("table2", best, ours, rivals, line=294, among=others), _order(rows, alpha, study)),
             *_unless(absent, _sooner(f"{here}: FedDPC is at each rival's best accuracy in fewer rounds", ours, rivals)),
             *_unless(absent, above("table2", loss, ours, rivals, "loss", line=294)),
-            _quick(f"{here}: FedDPC takes a competitive time a round", ours, rivals, study.origin.get("at_once")),
+            _quick(f"{here}: FedDPC takes a competitive time per round", ours, rivals, study.origin.get("at_once")),
         ]
     if ours.of("cosine"):
         found.append(_angle(f"{here}: updates lie at less than 90 degrees to the last global update", ours))
     if "fedavg" in rows:
         claim = f"{here}, control: FedDPC has a higher best accuracy than FedAvg"
-        found.append(above("table2", claim, ours, [rows["fedavg"]]))
+        found.append(above("table2", claim, ours, [rows["fedavg"]], among=others))
     if DOUBLED in rows:
         for measure, words in (("best", "a higher best accuracy"), ("last10", "more over the last ten rounds")):
             claim = f"{here}, control: FedDPC has {words} than FedAvg with the server step doubled"
-            found.append(above("table2", claim, ours, [rows[DOUBLED]], measure))
+            found.append(above("table2", claim, ours, [rows[DOUBLED]], measure, among=others))
     return found
 
 
@@ -83,7 +84,8 @@ def _order(rows: Rows, alpha: float, study: Study) -> Finding:
     """Each pair of methods is a comparison: the one that the paper has higher should be higher."""
     reported = study.reported(alpha)
     names = sorted((n for n in published.METHODS if n in rows), key=lambda n: -reported[n].accuracy)
-    asked = [c for a, b in combinations(names, 2) for c in contests(rows[a], [rows[b]], "best")]
+    pairs = [(rows[a], rows[b]) for a, b in combinations(names, 2)]
+    asked = family([(b.line.label, paired(a.of("best"), b.of("best"))) for a, b in pairs])
     alike = sum(c.result.about.mean > 0 for c in asked)
     ours = sorted(names, key=lambda n: -statistics.fmean(rows[n].of("best").values()))
     return Finding(
@@ -103,10 +105,10 @@ def _sooner(claim: str, ours: Row, rivals: Sequence[Row]) -> Finding:
         mine = {seed: float(rounds_to(ours.runs[seed].records, rival.scores[seed].best)) for seed in theirs}
         result = paired(theirs, mine)
         if result is not None:
-            asked.append(Contest(rival.line.label, result))
+            asked.append((rival.line.label, result))
             means = [statistics.fmean(v.values()) for v in (mine, theirs)]
             words.append(f"{means[0]:.0f} against {means[1]:.0f} of {rival.line.label}")
-    return Finding("table2", claim, judge(asked), "rounds: " + "; ".join(words), line=294)
+    return Finding("table2", claim, judge(family(asked)), "rounds: " + "; ".join(words), line=294)
 
 
 def rounds_to(records: Sequence[dict[str, Any]], accuracy: float) -> int:
@@ -119,13 +121,13 @@ def rounds_to(records: Sequence[dict[str, Any]], accuracy: float) -> int:
     return next(reached, len(records) + 1)
 
 
-def _quick(claim: str, ours: Row, rivals: Sequence[Row], beside: int | None) -> Finding:
+def _quick(claim: str, ours: Row, rivals: Sequence[Row], at_once: int | None) -> Finding:
     """The time over the median of the others, seed by seed, should be below the bar: one slow hour decides nothing.
 
-    Runs ``beside`` each other slow each other down, by as much as the others happen to do: then nothing is decided.
+    Several runs ``at_once`` slow each other down by an unknown amount: then nothing is decided.
     """
-    if beside:
-        shared = f"{beside} runs at a time shared the machine, so their times say nothing of the method"
+    if at_once:
+        shared = f"{at_once} runs at a time shared the machine, so their times say nothing about the method"
         return Finding("table2", claim, "cannot be told", shared, line=294)
     mine, ratios = ours.of("seconds"), {}
     for seed, seconds in mine.items():
@@ -137,7 +139,9 @@ def _quick(claim: str, ours: Row, rivals: Sequence[Row], beside: int | None) -> 
     about = estimate(list(ratios.values()))
     spread = "" if about.spread is None else f" ± {about.spread:.2f}"
     numbers = f"{statistics.fmean(mine.values()):.3g} s, {about.mean:.2f}{spread} times the median of the others"
-    return Finding("table2", claim, judge([Contest("bar", result)]), f"{numbers}; the bar is {COMPETITIVE:g}", line=294)
+    return Finding(
+        "table2", claim, judge(family([("bar", result)])), f"{numbers}; the bar is {COMPETITIVE:g}", line=294
+    )
 
 
 def _angle(claim: str, ours: Row) -> Finding:
@@ -147,7 +151,7 @@ def _angle(claim: str, ours: Row) -> Finding:
     assert result is not None
     spread = "" if result.about.spread is None else f" ± {result.about.spread:.3f}"
     numbers = f"mean cosine {result.about.mean:+.3f}{spread}; mean factor {factor:.3f}"
-    return Finding("table2", claim, judge([Contest("zero", result)]), numbers, line=185)
+    return Finding("table2", claim, judge(family([("zero", result)])), numbers, line=185)
 
 
 def _ablation(rows: Rows) -> list[Finding]:
@@ -183,7 +187,8 @@ def _lambdas(rows: Rows) -> list[Finding]:
         found.append(above("figure5", claim, tried[2.0], low, line=321))
     for lam, row in tried.items():
         if lam < 0 and one is not None:
-            found.append(_poorly(f"lambda = {lam:g} performs very poorly", row, one, line=321))
+            others = [other for value, other in tried.items() if value != 1.0]
+            found.append(_poorly(f"lambda = {lam:g} performs very poorly", row, one, line=321, among=others))
         if lam < 0 and 0.0 in tried:
             found.append(_poorly(f"control: accuracy breaks off below zero, at lambda = {lam:g}", row, tried[0.0]))
     for lam, row in tried.items():
@@ -193,8 +198,9 @@ def _lambdas(rows: Rows) -> list[Finding]:
     return found
 
 
-def _poorly(claim: str, row: Row, better: Row, line: int | None = None) -> Finding:
-    """Judge "``row`` is far below ``better``"."""
+def _poorly(claim: str, row: Row, better: Row, line: int | None = None, among: Sequence[Row] | None = None) -> Finding:
+    """Judge "``row`` is far below ``better``"; the p that is shown is corrected for all rows ``among`` which it is."""
     words = f"{claim}: more than {100 * POORLY:g} points below {better.line.label}"
-    numbers = differences(contests(better, [row], "best"), "best")
+    shown = [c for c in contests(better, among or [row], "best") if c.rival == row.line.label]
+    numbers = differences(shown, "best")
     return Finding("figure5", words, judge(contests(better, [row], "best", POORLY)), numbers, line)

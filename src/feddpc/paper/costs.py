@@ -1,4 +1,4 @@
-"""Table 1: costs counted while a method runs, beside the paper's formulas for the same federation."""
+"""Table 1: costs counted while a method runs, next to the paper's formulas for the same federation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from feddpc import methods, models
 from feddpc.data.specs import spec
 from feddpc.paper import presets, published
-from feddpc.paper.sheet import Sheet
+from feddpc.report.table import Table
 from feddpc.runs.costs import POPULATION, Measured, measure
 
 #: Local steps of a client in the small federation that is measured.
@@ -24,7 +24,7 @@ _LOCAL = (
 )
 _SERVER = (
     f"Work as a multiple of FedAvg's, with {POPULATION} participants. States, down and up are counted in d: what the "
-    "server and each client remember beside the model, what a participant receives and sends in a round. FedVARP's "
+    "server and each client remember besides the model, what a participant receives and sends per round. FedVARP's "
     f"server holds N + 1 vectors; here N = {POPULATION}."
 )
 
@@ -43,7 +43,7 @@ def parameters(data: str, scale: str) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def table1(data: str, scale: str) -> list[Sheet]:
+def table1(data: str, scale: str) -> list[Table]:
     """Return Table 1 for a data set: the clients' costs, and the server's."""
     config = presets.PRESETS[data](scale=scale)
     d, n, k = parameters(data, scale), config.batch_size or 1, config.cohort
@@ -52,12 +52,14 @@ def table1(data: str, scale: str) -> list[Sheet]:
     local = ("method", "paper", "operations", "of FedAvg's", "gradients a step", "work, paper", "measured", "agrees")
     server = ("method", "paper", "operations", "work, paper", "measured", "agrees")
     states = ("state, paper", "server", "client", "agree", "down", "up")
-    wordy = frozenset({"paper", "agrees", "agree", "state, paper"})
+    text = frozenset({"paper", "agrees", "agree", "state, paper"})
     rows = [_local(name, d, m, n) for name in published.TABLE1]
     more = [[*_server(name, d, k), *_states(name)] for name in published.TABLE1]
     return [
-        Sheet("table1-local", f"Table 1, local costs, {about}", local, rows, [_LOCAL], wordy=wordy),
-        Sheet("table1-server", f"Table 1, server costs, {about}", (*server, *states), more, [_SERVER], wordy=wordy),
+        Table("table1-local", f"Table 1, local costs, {about}", local, rows, [_LOCAL], text_columns=text),
+        Table(
+            "table1-server", f"Table 1, server costs, {about}", (*server, *states), more, [_SERVER], text_columns=text
+        ),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The reproduction as Markdown: one section a study, and the document that holds them all."""
+"""The reproduction as Markdown: one section per study, and the document that holds them all."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ import numpy as np
 
 from feddpc.paper import costs, figures, published, tables
 from feddpc.paper.claims import findings
-from feddpc.paper.comparisons import comparisons
 from feddpc.paper.presets import PRESETS
-from feddpc.paper.question import label
-from feddpc.paper.sheet import Sheet
 from feddpc.paper.study import Study, all_runs
+from feddpc.paper.study_spec import label
 from feddpc.paper.verdicts import contests, standing
+from feddpc.report.table import Table
 from feddpc.storage import explain_os_errors, replace_file, replace_text
 
 #: The parts that have runs, in the order in which they are shown.
 PARTS = ("grid", "table2", "figure4", "figure5")
-#: The commonest colours of a picture, which stay what they are when it is made small.
+#: How many of the most frequent colors of a picture are kept exactly when its palette is reduced.
 _EXACT = 64
 _CAPTIONS = {
-    "table2": "Best accuracy, ours beside the paper's",
+    "table2": "Best accuracy, ours next to the paper's",
     "curves": "Accuracy and loss over rounds; the band is from the lowest to the highest seed",
     "geometry": "FedDPC's mean factor (dashed: 1 + lambda) and the mean cosine of updates with the last global update",
     "ablation": "Ablation",
@@ -34,13 +33,13 @@ _CAPTIONS = {
 }
 
 
-def sheets(study: Study, part: str) -> list[Sheet]:
+def part_tables(study: Study, part: str) -> list[Table]:
     """Return the tables of a part."""
     if part == "grid":
         return [tables.grid(study, alpha) for alpha in study.alphas("grid")]
     if part == "table2":
-        pairs = [(tables.table2(study, a), comparisons(study, a)) for a in study.alphas("table2")]
-        return [sheet for pair in pairs for sheet in pair if sheet is not None]
+        pairs = [(tables.table2(study, a), tables.comparisons(study, a)) for a in study.alphas("table2")]
+        return [table for pair in pairs for table in pair if table is not None]
     return [tables.figure(study, part, alpha) for alpha in study.alphas(part)]
 
 
@@ -51,7 +50,7 @@ def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> 
         made_with = ", ".join(f"{k} {v}" for k, v in study.origin["machine"].items())
         blocks.append(f"Run with {made_with}. {_spent(study)}".strip())
     for part in parts:
-        blocks += [sheet.markdown() for sheet in sheets(study, part)]
+        blocks += [table.markdown() for table in part_tables(study, part)]
     for name, where in pictures.items():
         blocks.append(f"![{_CAPTIONS[name.partition('-alpha')[0]]}, {study.title}]({where})")
     judged = [f for f in findings(study) if f.part in parts]
@@ -98,18 +97,18 @@ def _folder(study: Study) -> str:
 
 
 def _spent(study: Study) -> str:
-    """Say how long the runs took, beside what the paper's rounds come to; nothing if nobody noted it."""
+    """Say how long the runs took, and the paper's rounds; nothing if that is unknown."""
     if not study.origin.get("spent"):
         return ""
     runs = all_runs(study.rows)
     rounds, time = sum(len(run.records) for run in runs), _long(study.origin["spent"])
-    beside = study.origin.get("at_once")
-    more = f", {beside} at a time: alone, a round takes less than the seconds below" if beside else ""
+    at_once = study.origin.get("at_once")
+    more = f", {at_once} at a time: alone, a round takes less than the seconds below" if at_once else ""
     text = f"{len(runs)} runs with {rounds:,} rounds took {time}{more}."
     if study.data not in published.SECONDS:
         return text
     cells, rounds, theirs = _papers(study.data)
-    return f"{text} The {rounds:,} rounds of the paper's {cells} cells take {_long(theirs)} at its seconds a round."
+    return f"{text} The {rounds:,} rounds of the paper's {cells} cells take {_long(theirs)} at its seconds per round."
 
 
 def _papers(data: str) -> tuple[int, int, float]:
@@ -141,7 +140,7 @@ def _summary(studies: Sequence[Study]) -> str:
 
 
 def _together(studies: Sequence[Study]) -> list[str]:
-    """Say how long all runs on the paper's data took, beside the paper's: a line, if that is known."""
+    """Say how long all runs on the paper's data took, and the paper's: one line, if that is known."""
     timed = [study for study in studies if study.origin.get("spent") and study.data in published.SECONDS]
     if not timed:
         return []
@@ -153,7 +152,7 @@ def _together(studies: Sequence[Study]) -> list[str]:
     cells, reported = sum(cells for cells, _, _ in theirs), _long(sum(seconds for _, _, seconds in theirs))
     return [
         f"* Time: {runs} runs on {', '.join(titles)} took {ours}, grids and controls included (device: "
-        f"{', '.join(devices)}); the rounds of the paper's {cells} cells take {reported} at its seconds a round on a "
+        f"{', '.join(devices)}); the rounds of the paper's {cells} cells take {reported} at its seconds per round on a "
         "Tesla V100, without its grid."
     ]
 
@@ -192,19 +191,19 @@ def _decided(study: Study, alpha: float) -> str:
 
 
 def _slim(picture: Path) -> None:
-    """Keep 256 colours of a picture, the commonest as they are: a third of the bytes, for good, in the history."""
+    """Reduce a picture to 256 colors, the most frequent ones unchanged: a third of the bytes in the repository."""
     from PIL import Image
 
     with Image.open(picture) as opened:
         image = opened.convert("RGB")
     pixels = np.asarray(image).astype(np.int32) @ (1 << 16, 1 << 8, 1)
-    colours, places, counts = np.unique(pixels, return_inverse=True, return_counts=True)
+    colors, places, counts = np.unique(pixels, return_inverse=True, return_counts=True)
     about = image.quantize(256 - _EXACT, dither=Image.Dither.NONE)
     exact = np.argsort(-counts, kind="stable")[:_EXACT]
-    numbers = np.full(len(colours), -1)
+    numbers = np.full(len(colors), -1)
     numbers[exact] = 256 - _EXACT + np.arange(len(exact))
     mine = numbers[places].reshape(pixels.shape)
     few = Image.fromarray(np.where(mine < 0, np.asarray(about), mine).astype(np.uint8))
     palette = bytes(about.getpalette() or []).ljust(3 * 256, b"\0")[: 3 * (256 - _EXACT)]
-    few.putpalette(palette + b"".join(int(colour).to_bytes(3, "big") for colour in colours[exact]))
+    few.putpalette(palette + b"".join(int(color).to_bytes(3, "big") for color in colors[exact]))
     replace_file(picture, lambda temporary: few.save(temporary, format="PNG", optimize=True))

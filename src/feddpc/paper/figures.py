@@ -1,22 +1,29 @@
-"""The paper's figures, ours: curves in the house style, with what the paper reports as numbers drawn beside them."""
+"""The paper's figures, ours: curves in the style of the reports, with the paper's numbers next to them."""
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feddpc.paper import published
-from feddpc.paper.canvas import BLUE, RED, Style, axes_for, curves_on, legend, mark, style_of
 from feddpc.paper.study import Row, Study
 from feddpc.report import figures as house
-from feddpc.report.figures import CURVES, GEOMETRY
+from feddpc.report.figures import CURVES, GEOMETRY, Panel
 from feddpc.report.groups import Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+#: Color and dashes by label.
+Style = dict[str, tuple[str, Any]]
+RED, BLUE = "#cc3311", "#0077bb"
+_SIDE = 5.2  #: inches of one pair of axes
 
 
 def available(study: Study, parts: Sequence[str]) -> dict[str, Callable[[], Figure]]:
@@ -49,13 +56,13 @@ def curves(study: Study) -> Figure:
     """Draw figures 1 to 3: accuracy and loss over rounds, axes for each alpha; diamonds are the paper's best."""
     rows = {alpha: some for alpha in study.alphas("table2") if (some := _there(study, "table2", alpha))}
     style = style_of([row.group for some in rows.values() for row in some])
-    beside = not study.short and study.data == study.paper_data
-    diamond = {"the paper's best": mark(color="0.4", marker="D", linestyle="none")} if beside else {}
+    comparable = not study.short and study.data == study.paper_data
+    diamond = {"the paper's best": mark(color="0.4", marker="D", linestyle="none")} if comparable else {}
     title = f"{study.title}: test accuracy and training loss"
     figure, grid = axes_for(title, len(rows), len(CURVES), [*style, *diamond])
     for line, (alpha, some) in zip(grid, rows.items(), strict=True):
         curves_on(line, CURVES, [row.group for row in some], style, f"alpha {alpha:g}: ")
-        if beside:
+        if comparable:
             _diamonds(line[0], some, study.reported(alpha), style)
     legend(figure, style, diamond)
     return figure
@@ -65,8 +72,8 @@ def _diamonds(axes: Axes, rows: Sequence[Row], reported: dict[str, published.Rep
     """Put the paper's best accuracies where it reached them."""
     for row in rows:
         if (theirs := reported.get(row.line.name)) is not None:
-            colour = style[row.line.label][0]
-            axes.plot(theirs.round, theirs.accuracy, "D", color=colour, markeredgecolor="white", markersize=7, zorder=6)
+            color = style[row.line.label][0]
+            axes.plot(theirs.round, theirs.accuracy, "D", color=color, markeredgecolor="white", markersize=7, zorder=6)
 
 
 def accuracies(study: Study) -> Figure:
@@ -90,11 +97,11 @@ def accuracies(study: Study) -> Figure:
 
 
 def _dots(axes: Axes, y: int, row: Row, theirs: published.Reported | None) -> None:
-    colour = RED if row.line.name == "feddpc" else BLUE
+    color = RED if row.line.name == "feddpc" else BLUE
     if (about := row.about("best")) is not None:
-        axes.plot([100 * v for v in row.of("best").values()], [y] * about.count, "|", color=colour, alpha=0.6)
+        axes.plot([100 * v for v in row.of("best").values()], [y] * about.count, "|", color=color, alpha=0.6)
         spread = 100 * (about.spread or 0.0)
-        axes.errorbar(100 * about.mean, y, xerr=spread, fmt="o", color=colour, capsize=3, zorder=4)
+        axes.errorbar(100 * about.mean, y, xerr=spread, fmt="o", color=color, capsize=3, zorder=4)
     if theirs is not None:
         axes.plot(theirs.accuracy, y, "D", color="white", markeredgecolor="0.25", zorder=3)
 
@@ -153,11 +160,11 @@ def lambda_or_step(study: Study, alpha: float) -> Figure:
     return figure
 
 
-def _against(axes: Axes, rows: dict[float, Row], measure: str, colour: str, look: str) -> None:
+def _against(axes: Axes, rows: dict[float, Row], measure: str, color: str, look: str) -> None:
     """Draw mean and deviation of a measure over ``rows`` by their place on the axis."""
     known = sorted((x, e.mean, e.spread or 0.0) for x, row in rows.items() if (e := row.about(measure)))
     x, mean, spread = ([100 * point[i] if i else point[i] for point in known] for i in range(3))
-    axes.errorbar(x, mean, yerr=spread, fmt=look, color=colour, capsize=3, markersize=5)
+    axes.errorbar(x, mean, yerr=spread, fmt=look, color=color, capsize=3, markersize=5)
 
 
 def _there(study: Study, part: str, alpha: float) -> list[Row]:
@@ -168,3 +175,48 @@ def _turned(study: Study) -> list[Row]:
     """Return FedDPC's rows of Table 2 that recorded what it did to updates."""
     rows = [study.find("table2", alpha, "feddpc") for alpha in study.alphas("table2")]
     return [row for row in rows if row is not None and row.of("cosine")]
+
+
+def axes_for(title: str, lines: int, columns: int, names: Sequence[str], height: float = 2.9) -> tuple[Figure, Any]:
+    """Return a figure with ``lines`` times ``columns`` axes, and room for a legend of ``names``."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width = _SIDE * columns
+    words = textwrap.wrap(title, int(13 * width))
+    below = 0.22 * math.ceil(len(names) / house.legend_columns(names, width))
+    figure = Figure(figsize=(width, height * lines + 0.3 + 0.2 * len(words) + below), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle("\n".join(words), fontsize=11, x=0.01, ha="left")
+    return figure, figure.subplots(lines, columns, squeeze=False)
+
+
+def style_of(groups: Sequence[Group]) -> Style:
+    """Return the color and dashes of each label; the first FedDPC is red."""
+    one_each = list({group.label: group for group in groups}.values())
+    return dict(zip([g.label for g in one_each], house.styles(one_each), strict=True))
+
+
+def curves_on(
+    line: Sequence[Axes], panels: Sequence[Panel], groups: Sequence[Group], style: Style, before: str
+) -> None:
+    """Draw the panels side by side, their titles after ``before``."""
+    for axes, panel in zip(line, panels, strict=True):
+        titled = Panel(panel.key, before + panel.title, panel.factor, panel.log)
+        house.draw_panel(axes, titled, groups, style)
+
+
+def legend(figure: Figure, style: Style, more: dict[str, Line2D] | None = None) -> None:
+    """Put one legend below all axes: the curves of ``style``, and ``more``."""
+    handles = {name: mark(color=color, linestyle=dashes, linewidth=2) for name, (color, dashes) in style.items()}
+    handles |= more or {}
+    house.add_legend(
+        figure, list(handles.values()), list(handles), house.legend_columns(list(handles), figure.get_figwidth())
+    )
+
+
+def mark(**look: Any) -> Line2D:
+    """Return what stands for something in a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **look)

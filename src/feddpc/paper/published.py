@@ -1,6 +1,6 @@
 """What the paper reports, as data: arXiv:2512.20329. Line numbers are those of its LaTeX source, paper.tex.
 
-The curves exist as pictures only, so no value of theirs is here; what the text says of them is in ``claims.py``.
+The curves exist as pictures only, so their values are not here; what the text says about them is in ``claims.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ALPHAS = (0.2, 0.6)  #: line 211
 LAMBDAS = (3.0, 2.0, 1.0, 0.1, 0.0, -0.1, -0.5)  #: line 321
 LAMBDA = 1.0  #: of every other result, line 259
 RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)  #: the grid of the learning rate, line 259
-#: The hyper-parameter that was tuned beside the rate, line 259; its grid is the same for all four.
+#: The hyper-parameter that was tuned besides the rate, line 259; its grid is the same for all four.
 TUNED = {"fedprox": "mu", "fedexp": "eps", "fedga": "beta", "fedcm": "alpha"}
 VALUES = (1.0, 0.1, 0.01, 0.001)
 ABLATION_RATE = 0.1  #: "the best-performing learning rate" of figures 4 and 5, CIFAR-10, lines 307 and 321
@@ -46,7 +46,7 @@ TABLE2: dict[tuple[str, float], dict[str, Reported]] = {
     ("tiny-imagenet", 0.6): _column((22.43, 786), (25.80, 779), (24.60, 797), (25.21, 785), (25.96, 797), (30.22, 798)),
 }
 
-#: Seconds a round on a Tesla V100, same lines; one column for both alphas.
+#: Seconds per round on a Tesla V100, same lines; one column for both alphas.
 SECONDS: dict[str, dict[str, float]] = {
     data: dict(zip(METHODS, column, strict=True))
     for data, column in {

@@ -2,7 +2,7 @@
 
 The documents are made from such files alone. Test accuracies are kept exactly, as counts of right answers: a test of
 their differences must see which are equal. Other accuracies have five decimals, the rest four digits. Seconds are one
-mean a run; runs of a grid have accuracies only.
+mean per run; runs of a grid have accuracies only.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def read(path: Path) -> Study:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, FeddpcError) as error:
         raise RunFolderError(
             f"{path} holds no records of a reproduction ({type(error).__name__}: {error}): move it away, and run "
-            "`feddpc reproduce` again, which writes it anew"
+            "`feddpc reproduce`, which writes a new one"
         ) from None
 
 

@@ -107,7 +107,7 @@ class Study:
 
     @property
     def paper_data(self) -> str:
-        """The data set whose reported numbers stand beside ours."""
+        """The data set whose reported numbers are shown next to ours."""
         return "cifar10" if self.data == "digits" else self.data
 
     def reported(self, alpha: float) -> dict[str, published.Reported]:
@@ -144,7 +144,7 @@ def joined(first: Study, then: Study) -> Study:
         before = first.origin["machine"]
         origin["machine"] = {k: v for k, v in then.origin["machine"].items() if before.get(k) == v}
     origin.pop("spent", None)
-    if "spent" in first.origin and "spent" in then.origin:  # else nobody knows
+    if "spent" in first.origin and "spent" in then.origin:  # otherwise it is unknown
         origin["spent"] = round(first.origin["spent"] + then.origin["spent"], 1)
     return dataclasses.replace(then, rows=list(rows.values()), origin=origin)
 

@@ -1,4 +1,4 @@
-"""Table 2 with ours beside the paper's, what figures 4 and 5 come to, the grid's winners, the findings: as sheets."""
+"""Table 2 and its differences, the accuracies of figures 4 and 5, the grid's winners, and the findings."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 from feddpc.data.specs import spec
 from feddpc.paper import published
-from feddpc.paper.comparisons import interval
-from feddpc.paper.question import CONTROLS, HELD_OUT, label
-from feddpc.paper.sheet import Sheet
+from feddpc.paper.statistics import Estimate
 from feddpc.paper.study import Row, Study
+from feddpc.paper.study_spec import CONTROLS, HELD_OUT, label
 from feddpc.paper.tuned import base_name, winners
-from feddpc.paper.verdicts import Finding
+from feddpc.paper.verdicts import Finding, contests, show_p
 from feddpc.report.groups import show
-from feddpc.report.tables import percent
+from feddpc.report.table import Table, percent
 
-#: Ours and the paper's side by side, and ours alone.
-_BESIDE = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
+#: Columns with the paper's numbers, and with ours alone.
+_BOTH = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
 _ALONE = ("best %", "95 % interval", "round", "last 10 %", "s/round")
 #: The accuracy, in multiples of what guessing gives, below which a grid has hardly begun to tell settings apart.
 _BEGUN = 4
+_MEASURES = {"best": "best", "last10": "last 10"}
 _TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
 
 
-def table2(study: Study, alpha: float) -> Sheet:
-    """Return Table 2 of one alpha: ours, mean ± deviation over seeds, beside the paper's."""
+def table2(study: Study, alpha: float) -> Table:
+    """Return Table 2 of one alpha: ours, mean ± deviation over seeds, next to the paper's."""
     rows, cells = study.part("table2", alpha), []
     reported, seconds = study.reported(alpha), published.SECONDS[study.paper_data]
     for row in rows:
@@ -38,11 +38,11 @@ def table2(study: Study, alpha: float) -> Sheet:
                 "paper's s": f"{seconds[name]:.2f}",
             }
         known = _result(row) | theirs
-        cells.append([row.line.label, setting(row), str(len(row.scores)), *(known[h] for h in _BESIDE)])
-    return Sheet(
+        cells.append([row.line.label, setting(row), str(len(row.scores)), *(known[h] for h in _BOTH)])
+    return Table(
         f"table2-alpha{alpha:g}",
         f"Table 2, {study.title}, alpha {alpha:g}",
-        ("method", "setting", "seeds", *_BESIDE),
+        ("method", "setting", "seeds", *_BOTH),
         cells,
         [*_explained(study, alpha), *_gaps(rows)],
         _best(rows),
@@ -50,11 +50,56 @@ def table2(study: Study, alpha: float) -> Sheet:
     )
 
 
-def figure(study: Study, part: str, alpha: float) -> Sheet:
+def comparisons(study: Study, alpha: float) -> Table | None:
+    """Return the table of one alpha, in points of accuracy; None if FedDPC or all other rows lack runs."""
+    ours = study.find("table2", alpha, "feddpc")
+    rivals = [row for row in study.part("table2", alpha) if row is not ours]
+    if ours is None or not rivals:
+        return None
+    columns = [{c.rival: c for c in contests(ours, rivals, measure)} for measure in _MEASURES]
+    rows = []
+    for rival in rivals:
+        cells = [rival.line.label]
+        for column in columns:
+            contest = column.get(rival.line.label)
+            about = contest.result.about if contest else None
+            cells += (
+                [f"{100 * about.mean:+.2f}", interval(about, "+"), show_p(contest.p)]
+                if contest and about
+                else ["-"] * 3
+            )
+        rows.append(cells)
+    headings = [text for name in _MEASURES.values() for text in (name, "95 % interval", "p")]
+    seeds = len(ours.scores)
+    note = (
+        f"Paired over {seeds} seeds. p is two-sided, of the paired t test, after Holm's correction for {len(rivals)} "
+        "comparisons; the findings have the same p."
+    )
+    return Table(
+        f"comparisons-alpha{alpha:g}",
+        f"FedDPC minus the others, points of accuracy, {study.title}, alpha {alpha:g}",
+        ("FedDPC minus", *headings),
+        rows,
+        [note if seeds > 1 else "One seed: nothing can be tested."],
+    )
+
+
+def interval(about: Estimate, sign: str = "") -> str:
+    """Return an interval in percent.
+
+    >>> interval(Estimate(0.5, 0.1, 0.45, 0.55, 3)), interval(Estimate(0.5, None, None, None, 1))
+    ('45.00 to 55.00', '-')
+    """
+    if about.low is None or about.high is None:
+        return "-"
+    return f"{100 * about.low:{sign}.2f} to {100 * about.high:{sign}.2f}"
+
+
+def figure(study: Study, part: str, alpha: float) -> Table:
     """Return the accuracies of figure 4 or 5, for which the paper gives curves only."""
     rows = study.part(part, alpha)
     rates = ", ".join(dict.fromkeys(show(row.line.config.lr) for row in rows))
-    return Sheet(
+    return Table(
         f"{part}-alpha{alpha:g}",
         f"{_TITLES[part]}, {study.title}, alpha {alpha:g}, rate {rates}",
         ("row", "seeds", *_ALONE),
@@ -121,7 +166,7 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def grid(study: Study, alpha: float) -> Sheet:
+def grid(study: Study, alpha: float) -> Table:
     """Return the winners of the grid: chosen on the test set, as the paper did, and on held-out samples."""
     rows, cells = study.part("grid", alpha), []
     for name, chosen in winners(rows).items():
@@ -136,15 +181,15 @@ def grid(study: Study, alpha: float) -> Sheet:
     note = (
         f"Runs of {rounds} rounds; {_tried(rows)}. Best on test, as the paper chose: the highest test accuracy of any "
         f"round. Best on validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that "
-        "nobody trains on; the test accuracy is that of this round. A setting that diverged is not chosen."
+        "is held out of training; the test accuracy is that of this round. A setting that diverged is not chosen."
     )
-    return Sheet(
+    return Table(
         f"grid-alpha{alpha:g}",
         f"Grid, {study.title}, alpha {alpha:g}",
         ("method", "settings", "diverged", "best on test", "test %", "best on validation", "test % there"),
         cells,
         [note, *_cautions(study, alpha), *_gaps([row for row in rows if row.missing])],
-        wordy=frozenset({"best on test", "best on validation"}),
+        text_columns=frozenset({"best on test", "best on validation"}),
     )
 
 
@@ -153,8 +198,8 @@ def _tried(rows: Sequence[Row]) -> str:
     rates = sorted({row.line.config.lr for row in rows}, reverse=True)
     keys = [(published.TUNED[row.line.config.method], row) for row in rows if row.line.config.method in published.TUNED]
     values = sorted({float(row.line.config.hyper[key]) for key, row in keys}, reverse=True)
-    beside = f"; {', '.join(dict.fromkeys(k for k, _ in keys))}: {', '.join(map(show, values))}" if values else ""
-    return f"rates: {', '.join(map(show, rates))}{beside}"
+    second = f"; {', '.join(dict.fromkeys(k for k, _ in keys))}: {', '.join(map(show, values))}" if values else ""
+    return f"rates: {', '.join(map(show, rates))}{second}"
 
 
 def _cautions(study: Study, alpha: float) -> list[str]:
@@ -186,12 +231,12 @@ def hardly_begun(study: Study, alpha: float) -> list[str]:
     return [label(name) for name, about in best.items() if about and about.mean < bar]
 
 
-def findings(found: Sequence[Finding], title: str) -> Sheet:
+def findings(found: Sequence[Finding], title: str) -> Table:
     """Return the findings: claim, verdict, numbers."""
-    return Sheet(
+    return Table(
         "findings",
         f"What holds, {title}",
         ("claim", "verdict", "numbers", "line in paper.tex"),
         [[f.claim, f.verdict, f.numbers, "-" if f.line is None else str(f.line)] for f in found],
-        wordy=frozenset({"verdict", "numbers"}),
+        text_columns=frozenset({"verdict", "numbers"}),
     )

@@ -37,7 +37,7 @@ class Tuned:
     settings: dict[float, dict[str, dict[str, Setting]]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Keep the settings in a file, a line for each row."""
+        """Store the settings in a file, one line per row."""
         blocks = []
         for alpha, rows in self.settings.items():
             lines = [
@@ -82,7 +82,7 @@ def known(data: str, folder: Path) -> Tuned:
 def winners(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
     """Return the best row of each method in a grid, by selection; equal scores go to the larger rate, tried first.
 
-    A setting that diverged is not to be recommended, whatever it had reached.
+    A setting that diverged is never chosen, whatever it had reached.
     """
     chosen: dict[str, dict[str, Row]] = {}
     for by in SELECTIONS:

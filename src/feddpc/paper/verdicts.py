@@ -1,8 +1,8 @@
 """How a claim is decided: comparisons of two rows over seeds, one rule for all.
 
-A comparison is decided by the paired t test over seeds, with Holm's correction over all comparisons that the claim asks
-for, at 5 %. Where it decides nothing, nobody can tell from these seeds: the difference lies within their spread. A
-claim holds if every comparison is decided for it, and does not hold if one is decided against it.
+A comparison is decided by the paired t test over seeds at 5 %, with Holm's correction over the family of comparisons
+that it belongs to, so that a difference has one p-value wherever it is shown. A claim holds if every comparison is
+decided for it, does not hold if one is decided against it, and otherwise cannot be told from these seeds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from feddpc.paper.statistics import LEVEL, Paired, corrected, holm, paired
+from feddpc.paper.statistics import LEVEL, Paired, holm, paired
 from feddpc.paper.study import Row
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
@@ -34,38 +34,44 @@ class Contest:
 
     rival: str
     result: Paired
+    p: float | None  #: corrected for its family; None for one seed
+
+
+def family(results: Sequence[tuple[str, Paired | None]]) -> list[Contest]:
+    """Return the comparisons with each rival, corrected for all of them; those without a common seed are left out."""
+    known = [(rival, result) for rival, result in results if result is not None]
+    corrected = holm([result.p for _, result in known])
+    return [Contest(rival, result, p) for (rival, result), p in zip(known, corrected, strict=True)]
 
 
 def judge(contests: Sequence[Contest]) -> Verdict:
     """Return the verdict on "all differences are above zero"."""
-    p_values = [c.result.t for c in contests if c.result.t is not None]
-    if not p_values or len(p_values) < len(contests):
+    if not contests or any(c.p is None for c in contests):
         return "cannot be told"
-    decided = [q <= LEVEL for q in holm(p_values)]
-    above = [c.result.about.mean > 0 for c in contests]
-    if any(sure and not up for sure, up in zip(decided, above, strict=True)):
+    decided = {c.result.about.mean > 0 for c in contests if c.p is not None and c.p <= LEVEL}
+    if False in decided:
         return "does not hold"
-    return "holds" if all(decided) else "cannot be told"
+    return "holds" if all(c.p is not None and c.p <= LEVEL for c in contests) else "cannot be told"
 
 
 def standing(asked: Sequence[Contest]) -> dict[str, list[str]]:
-    """Return above which rivals ours is, below which, and from which it cannot be told: decided like a claim on all."""
+    """Return the rivals that ours is above, those that it is below, and those where it cannot be told."""
     places: dict[str, list[str]] = {"above": [], "below": [], "not to be told from": []}
-    for contest, p in zip(asked, corrected([c.result.t for c in asked]), strict=True):
+    for contest in asked:
         place = "above" if contest.result.about.mean > 0 else "below"
-        places[place if p is not None and p <= LEVEL else "not to be told from"].append(contest.rival)
+        decided = contest.p is not None and contest.p <= LEVEL
+        places[place if decided else "not to be told from"].append(contest.rival)
     return places
 
 
 def contests(ours: Row, rivals: Sequence[Row], measure: str, margin: float = 0.0) -> list[Contest]:
-    """Compare ``ours`` with each rival: above it by more than ``margin``; below it, for the loss."""
-    found = []
+    """Compare ``ours`` with each rival, as one family: above it by more than ``margin``; below it, for the loss."""
+    results = []
     for rival in rivals:
         a, b = ours.of(measure), rival.of(measure)
         result = paired(b, a) if measure == "loss" else paired(_less(a, margin), b)
-        if result is not None:
-            found.append(Contest(rival.line.label, result))
-    return found
+        results.append((rival.line.label, result))
+    return family(results)
 
 
 def _less(values: Mapping[int, float], margin: float) -> dict[int, float]:
@@ -73,10 +79,17 @@ def _less(values: Mapping[int, float], margin: float) -> dict[int, float]:
 
 
 def above(
-    part: str, claim: str, ours: Row, rivals: Sequence[Row], measure: str = "best", line: int | None = None
+    part: str,
+    claim: str,
+    ours: Row,
+    rivals: Sequence[Row],
+    measure: str = "best",
+    line: int | None = None,
+    among: Sequence[Row] | None = None,
 ) -> Finding:
-    """Judge "``ours`` is above each rival"."""
-    asked = contests(ours, rivals, measure)
+    """Judge "``ours`` is above each rival", with p-values corrected for all rows ``among`` which the rivals are."""
+    labels = {row.line.label for row in rivals}
+    asked = [c for c in contests(ours, among or rivals, measure) if c.rival in labels]
     return Finding(part, claim, judge(asked), differences(asked, measure), line)
 
 
@@ -86,13 +99,13 @@ def differences(asked: Sequence[Contest], measure: str) -> str:
         return "no seed in common"
     factor, unit = (-1.0, "loss, against") if measure == "loss" else (100.0, "points over")
     words = []
-    for contest, p in zip(asked, corrected([c.result.t for c in asked]), strict=True):
+    for contest in asked:
         about = contest.result.about
-        sure = "one seed"
+        certainty = "one seed"
         if about.low is not None and about.high is not None:
             low, high = sorted((factor * about.low, factor * about.high))
-            sure = f"{low:+.2f} to {high:+.2f}, p {show_p(p)}"
-        words.append(f"{contest.rival} {factor * about.mean:+.2f} ({sure})")
+            certainty = f"{low:+.2f} to {high:+.2f}, p {show_p(contest.p)}"
+        words.append(f"{contest.rival} {factor * about.mean:+.2f} ({certainty})")
     return f"{unit} {'; '.join(words)}"
 
 

@@ -8,18 +8,19 @@ import io
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddpc.errors import RunFolderError
 from feddpc.report.groups import Group, groups, status
+from feddpc.report.table import Table, percent
 from feddpc.runs.record import StoredRun, is_run, load, summarize
 from feddpc.storage import explain_os_errors
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    import rich.table
 
 #: Heading of every column but the notes, and what it means.
 HEADINGS = {
@@ -53,9 +54,10 @@ class Row:
 
 
 def collect(folder: Path, damage: list[str] | None = None) -> list[StoredRun]:
-    """Read the run in ``folder``, or all runs below it: sorted, but in the order of a ``compare.json`` where one lies.
+    """Read the run in ``folder``, or all runs below it, in the order of the comparison or sweep they belong to.
 
-    ``compare.json`` holds ``{"runs": ["feddpc-seed0", ...]}``; a run it names that is not there yet is left out. What
+    ``compare.json``, or ``order.json`` of a sweep, holds ``{"runs": ["feddpc-seed0", ...]}``; other folders are sorted
+    by name. A run it names that is not there yet is left out. What
     is broken is an error; with ``damage`` it is left out, and said there together with the runs that are still to come.
     """
     if not folder.is_dir():
@@ -95,25 +97,26 @@ def _ours(path: Path) -> bool:
     return any((path / name).exists() for name in ("rounds.jsonl", "environment.json", "summary.json"))
 
 
-def _below(folder: Path, damage: list[str] | None) -> list[Path]:
+def _below(folder: Path, damage: list[str] | None, rank: Mapping[str, int] | None = None) -> list[Path]:
     if is_run(folder):
         return [folder]
-    rank = {name: i for i, name in enumerate(_order(folder / "compare.json", damage))}
-    if damage is not None:
+    rank = rank or {}
+    for path in (folder / "compare.json", folder / "order.json"):
+        if path.is_file():
+            rank = {name: i for i, name in enumerate(_order(path, damage))}
+    if damage is not None and (folder / "compare.json").is_file():
         damage += [f"{folder / name} has not begun" for name in rank if not (folder / name).is_dir()]
     with explain_os_errors(folder):
         inside = [p for p in folder.iterdir() if p.is_dir() and (not p.is_symlink() or is_run(p))]
     inside.sort(key=lambda p: (rank.get(p.name, len(rank)), p.name))
-    return [run for path in inside for run in _below(path, damage)]
+    return [run for path in inside for run in _below(path, damage, rank)]
 
 
 def _order(path: Path, damage: list[str] | None) -> list[str]:
-    if not path.is_file():
-        return []
     try:
         return [str(name) for name in json.loads(path.read_text(encoding="utf-8"))["runs"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        remedy = 'it must hold {"runs": [names of run folders]}; mend it or remove it'
+        remedy = 'it must hold {"runs": [names of run folders]}; repair it or remove it'
         said = f"{path} cannot be read ({type(error).__name__}: {error}): {remedy}"
         if damage is None:
             raise RunFolderError(said) from None
@@ -191,17 +194,6 @@ def _span(values: Sequence[int], to: str = " to ") -> str:
     return str(low) if low == high else f"{low}{to}{high}"
 
 
-def percent(mean: float | None, spread: float | None = None) -> str:
-    """Return a share as percent.
-
-    >>> percent(0.544, 0.0031), percent(0.5), percent(None)
-    ('54.40 ± 0.31', '50.00', '-')
-    """
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
-
-
 def cells(row: Row) -> list[str]:
     """Return the row as text, a cell for each of `HEADINGS`."""
     seconds = row.seconds_per_round
@@ -224,26 +216,13 @@ def _seeds(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def rich_table(rows: Sequence[Row]) -> Table:
-    """Return the table for a terminal: the highest accuracy is bold, and notes have a column only if there are any."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
+def rich_table(rows: Sequence[Row]) -> rich.table.Table:
+    """Return the table for a terminal: the best row is bold, and notes have a column only if there are any."""
     noted = any(row.notes for row in rows)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("method", overflow="fold")
-    for heading in list(HEADINGS)[1:]:
-        table.add_column(heading, justify="right")
-    if noted:
-        table.add_column("notes", overflow="fold")
-    for row in rows:
-        texts = [Text(cell) for cell in cells(row)]  # as Text, a label in [brackets] is no markup
-        if row.best:
-            texts[0].stylize("bold")
-            texts[2].stylize("bold")
-        table.add_row(*texts, *([Text("; ".join(row.notes))] if noted else []))
-    return table
+    lines = [[*cells(row), *(["; ".join(row.notes)] if noted else [])] for row in rows]
+    headings = (*HEADINGS, *(["notes"] if noted else []))
+    best = frozenset(i for i, row in enumerate(rows) if row.best)
+    return Table("table", "", headings, lines, [], best, frozenset({"notes"})).rich(wrap=True)
 
 
 def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:

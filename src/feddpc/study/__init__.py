@@ -1,28 +1,28 @@
-"""Sweeps: many runs that do not depend on each other, and what is chosen from them."""
+"""Studies: many independent runs, and what is chosen from them. Comparisons and sweeps are studies."""
 
 from feddpc.study.choose import Choice, choose
-from feddpc.study.item import Item
-from feddpc.study.outcome import Outcome
-from feddpc.study.plan import SweepPlan
+from feddpc.study.folder import RunResult
+from feddpc.study.plan import StudyPlan
 from feddpc.study.ray_workers import RayWorkers
-from feddpc.study.scheduler import Progress, execute
+from feddpc.study.runner import Progress, run_study
 from feddpc.study.space import Space
-from feddpc.study.tune import gather, scan, tune
+from feddpc.study.spec import RunSpec
+from feddpc.study.sweep import gather, run_sweep, scan
 from feddpc.study.workers import InProcess, Processes
 
 __all__ = [
     "Choice",
     "InProcess",
-    "Item",
-    "Outcome",
     "Processes",
     "Progress",
     "RayWorkers",
+    "RunResult",
+    "RunSpec",
     "Space",
-    "SweepPlan",
+    "StudyPlan",
     "choose",
-    "execute",
     "gather",
+    "run_study",
+    "run_sweep",
     "scan",
-    "tune",
 ]

@@ -1,4 +1,4 @@
-"""Optuna's samplers behind ask and tell; needs the extra ``tune``."""
+"""Optuna's samplers with ask and tell; needs the extra ``tune``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from feddpc.errors import BadInputError, unknown
-from feddpc.study.ranges import Choice, Range
+from feddpc.study.space import Options, Range
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
-#: Our names of Optuna's samplers.
+#: Optuna's samplers by the names used here.
 SAMPLERS = {
     "tpe": "TPESampler",
     "random": "RandomSampler",
@@ -36,14 +36,14 @@ def check_sampler(name: str) -> None:
 
 
 class OptunaSearch:
-    """The trials of one method: the same for the same seed and scores, whoever runs them and in whatever order."""
+    """The trials of one method; they depend on the seed and the scores only."""
 
-    def __init__(self, axes: Mapping[str, Range | Choice], trials: int, seed: int, sampler: str, batch: int) -> None:
+    def __init__(self, axes: Mapping[str, Range | Options], trials: int, seed: int, sampler: str, batch: int) -> None:
         import optuna
 
         check_sampler(sampler)
         self.left, self.batch = trials, batch
-        self.choices = {key: axis.values for key, axis in axes.items() if isinstance(axis, Choice)}
+        self.choices = {key: axis.values for key, axis in axes.items() if isinstance(axis, Options)}
         with _quiet():
             made = getattr(optuna.samplers, SAMPLERS[sampler])(seed=seed)
             self.study = optuna.create_study(direction="maximize", sampler=made)
@@ -62,7 +62,7 @@ class OptunaSearch:
         ]
 
     def tell(self, scores: Sequence[float | None]) -> None:
-        """Hear how they did."""
+        """Take the scores."""
         from optuna.trial import TrialState
 
         with _quiet():
@@ -74,10 +74,10 @@ class OptunaSearch:
         self.open = []
 
 
-def _distribution(axis: Range | Choice) -> BaseDistribution:
+def _distribution(axis: Range | Options) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(axis, Choice):  # by number, because Optuna knows only plain values
+    if isinstance(axis, Options):  # by number, because Optuna knows only plain values
         return CategoricalDistribution(range(len(axis.values)))
     if axis.is_whole:
         return IntDistribution(int(axis.low), int(axis.high), log=axis.is_log)
@@ -86,7 +86,7 @@ def _distribution(axis: Range | Choice) -> BaseDistribution:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Optuna's log and its warnings about things that may change from the sweep's own words."""
+    """Silence Optuna's log and its warnings about experimental features."""
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.ERROR)

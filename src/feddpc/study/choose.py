@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from feddpc.errors import BadInputError, unknown
-from feddpc.study.item import settings
-from feddpc.study.outcome import Outcome
+from feddpc.study.folder import RunResult
+from feddpc.study.space import Options, Range
+from feddpc.study.spec import settings
 
-#: What one tunes unless told otherwise, beside the hyper-parameters. All else belongs to the problem.
+#: Keys that are tuned by default, besides the hyper-parameters. All others belong to the problem.
 TUNED = ("lr", "server_lr", "lr_decay", "batch_size", "epochs")
 BY = ("validation", "test")
 
@@ -22,75 +23,93 @@ BY = ("validation", "test")
 class Choice:
     """The best settings of one method for one problem, and what choosing them cost.
 
-    ``test_accuracy`` is what the choice is worth: for one on validation data the test accuracy of the round that these
-    choose, for one on the test set the highest test accuracy of any round, which flatters.
+    ``test_accuracy`` is, for a choice by validation, the test accuracy of the round that validation data choose; for a
+    choice by test it is the highest test accuracy of any round, which is optimistic.
     """
 
     method: str
     by: str  #: validation or test
-    problem: dict[str, Any]  #: what sets the problem apart from the others here
+    problem: dict[str, Any]  #: what distinguishes the problem from the others of this study
     settings: dict[str, Any] | None  #: None where nothing can be chosen
-    score: float | None  #: mean over seeds of what was maximised
+    score: float | None  #: mean over seeds of what was maximized
     test_accuracy: float | None
     test_spread: float | None  #: sample standard deviation over seeds
     last10_accuracy: float | None
     round: int | None  #: mean of the seeds' chosen rounds
-    outcomes: list[Outcome]  #: the runs of the winner, one a seed
-    tried: int  #: settings that were run to their end with every seed
+    results: list[RunResult]  #: the runs of the winner, one per seed
+    tried: int  #: settings of which every seed ran to its end
     diverged: int
     failed: int
     missing: int
     seeds: int
     rounds: int  #: of every run
+    grid_ends: list[str] = field(default_factory=list)  #: keys whose best value is the smallest or largest of the grid
 
     @property
     def count(self) -> int:
-        """How many settings the method was given to try."""
+        """How many settings there are in total."""
         return self.tried + self.diverged + self.failed + self.missing
 
     @property
     def validation_accuracy(self) -> float | None:
-        """Best accuracy of the winner on held-out samples, mean over seeds, however it was chosen."""
-        found = _known([outcome.validation_accuracy for outcome in self.outcomes])
-        return statistics.fmean(found) if found else None
+        """Best accuracy of the winner on held-out samples, mean over seeds, also for a choice by test."""
+        known = _known([result.validation_accuracy for result in self.results])
+        return statistics.fmean(known) if known else None
+
+    def with_grid_ends(self, axes: Mapping[str, Range | Options]) -> Choice:
+        """Return the choice with the keys whose best value is the smallest or largest that the grid ``axes`` tries."""
+        ends = []
+        for key, axis in axes.items():
+            name = next((k for k in (key, key.rpartition(".")[2]) if k in (self.settings or {})), None)
+            numbers = [v for v in getattr(axis, "values", ()) if type(v) in (int, float)]
+            if name and len(numbers) > 1 and (self.settings or {})[name] in (min(numbers), max(numbers)):
+                ends.append(name)
+        return dataclasses.replace(self, grid_ends=ends)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know: settings that could not be chosen, and a best value at an end of the grid."""
+        counts = {"diverged": self.diverged, "failed": self.failed, "missing": self.missing}
+        notes = [f"{count} {status}" for status, count in counts.items() if count]
+        return notes + ([f"{', '.join(self.grid_ends)} at grid end"] if self.grid_ends else [])
 
     def as_dict(self) -> dict[str, Any]:
         """Return the choice for JSON, with the keys of the winner's runs."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "outcomes"}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "results"}
         more = {"validation_accuracy": self.validation_accuracy, "count": self.count}
-        return {**values, **more, "runs": [outcome.key for outcome in self.outcomes]}
+        return {**values, **more, "runs": [result.key for result in self.results]}
 
 
-def choose(outcomes: Sequence[Outcome], by: str = "validation", over: Sequence[str] | None = None) -> list[Choice]:
+def choose(results: Sequence[RunResult], by: str = "validation", over: Sequence[str] | None = None) -> list[Choice]:
     """Return the winner for every method and problem, in the order of their first appearance.
 
-    Settings are compared by the mean over seeds of the best accuracy on ``by``. Only those count whose every seed was
-    run to its end: one that diverges is not to be recommended, whatever it had reached. ``over`` are the keys that were
-    tuned (``lr``, ``hyper.lam`` or just ``lam``), by default rates, batches, epochs and all hyper-parameters; what
-    differs besides is another problem, with a winner of its own.
+    Settings are compared by the mean over seeds of the best accuracy on ``by``. Only settings of which every seed ran
+    to its end count: one that diverges is never chosen. ``over`` are the keys that were tuned (``lr``, ``hyper.lam`` or
+    just ``lam``), by default rates, batches, epochs and all hyper-parameters; other differences make another problem,
+    with its own winner.
     """
     if by not in BY:
         raise unknown("way to choose", by, BY)
-    tuned = None if over is None else {_key(name, outcomes) for name in over}
-    cells: dict[tuple[str, str], dict[str, list[Outcome]]] = {}
+    tuned = None if over is None else {_key(name, results) for name in over}
+    cells: dict[tuple[str, str], dict[str, list[RunResult]]] = {}
     parts: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for outcome in outcomes:
-        problem, own = parts[id(outcome)] = _split(settings(outcome.item.config), tuned)
-        cell = cells.setdefault((outcome.item.config.method, _text(problem)), {})
-        cell.setdefault(_text(own), []).append(outcome)
+    for result in results:
+        problem, own = parts[id(result)] = _split(settings(result.spec.config), tuned)
+        cell = cells.setdefault((result.spec.config.method, _text(problem)), {})
+        cell.setdefault(_text(own), []).append(result)
     chosen = []
     for (method, _), groups in cells.items():
         problem, _ = parts[id(next(iter(groups.values()))[0])]
-        others = [parts[id(o)][0] for o in outcomes if o.item.config.method == method]
+        others = [parts[id(o)][0] for o in results if o.spec.config.method == method]
         apart = {name: value for name, value in problem.items() if _differs(others, name)}
         chosen.append(_winner(method, by, apart, [(parts[id(g[0])][1], g) for g in groups.values()]))
     return chosen
 
 
 def _winner(
-    method: str, by: str, problem: dict[str, Any], groups: list[tuple[dict[str, Any], list[Outcome]]]
+    method: str, by: str, problem: dict[str, Any], groups: list[tuple[dict[str, Any], list[RunResult]]]
 ) -> Choice:
-    seeds = max(len({o.item.config.seed for o in group}) for _, group in groups)
+    seeds = max(len({o.spec.config.seed for o in group}) for _, group in groups)
     ends = [_end(group, seeds) for _, group in groups]
     able = [
         (own, group, scores)
@@ -111,26 +130,26 @@ def _winner(
         test_spread=statistics.stdev(worth) if worth and len(worth) > 1 else None,
         last10_accuracy=statistics.fmean(last10) if last10 else None,
         round=round(statistics.fmean(rounds)) if rounds else None,
-        outcomes=best,
+        results=best,
         tried=ends.count("done"),
         diverged=ends.count("diverged"),
         failed=ends.count("failed"),
         missing=ends.count("missing"),
         seeds=seeds,
-        rounds=groups[0][1][0].item.config.rounds,
+        rounds=groups[0][1][0].spec.config.rounds,
     )
 
 
-def _end(group: Sequence[Outcome], seeds: int) -> str:
-    """Return how the seeds of a setting ended, the worst of them; one that nobody has asked for is missing."""
-    statuses = {outcome.status for outcome in group}
-    if len({outcome.item.config.seed for outcome in group}) < seeds:
+def _end(group: Sequence[RunResult], seeds: int) -> str:
+    """Return the worst status of a setting's seeds; a seed that was not asked for is missing."""
+    statuses = {result.status for result in group}
+    if len({result.spec.config.seed for result in group}) < seeds:
         statuses.add("missing")
     return next(status for status in ("failed", "missing", "diverged", "done") if status in statuses)
 
 
 def _split(values: dict[str, Any], tuned: set[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part settings into those of the problem and those that are tuned."""
+    """Split settings into those of the problem and those that are tuned."""
     own = {k: v for k, v in values.items() if (k in TUNED or k.startswith("hyper.") if tuned is None else k in tuned)}
     return {k: v for k, v in values.items() if k not in own}, own
 
@@ -144,13 +163,13 @@ def _differs(tables: Sequence[dict[str, Any]], name: str) -> bool:
     return len({_text(table.get(name)) for table in tables}) > 1
 
 
-def _key(name: str, outcomes: Sequence[Outcome]) -> str:
+def _key(name: str, results: Sequence[RunResult]) -> str:
     """Return the full name of a key: ``lam`` and ``feddpc.lam`` are ``hyper.lam``."""
-    known = {key for outcome in outcomes for key in settings(outcome.item.config)} | set(TUNED)
+    known = {key for result in results for key in settings(result.spec.config)} | set(TUNED)
     for full in (name, f"hyper.{name}", f"hyper.{name.rpartition('.')[2]}"):
         if full in known:
             return full
-    raise BadInputError(f"{name} is no key of these runs: known are {', '.join(sorted(known))}")
+    raise BadInputError(f"{name} is no key of these runs: the known keys are {', '.join(sorted(known))}")
 
 
 def _known(values: Sequence[float | None]) -> list[float] | None:
@@ -163,7 +182,7 @@ def _text(value: Any) -> str:
 
 
 def budget(settings: int, seeds: int, rounds: int) -> str:
-    """Say what a method is given.
+    """Return the budget of a method in words.
 
     >>> budget(6, 1, 20)
     '6 settings x 1 seed x 20 rounds'

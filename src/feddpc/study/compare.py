@@ -1,13 +1,9 @@
-"""Several methods over several seeds, on the same partitions, initial models, participants and batches."""
+"""A comparison: one setting per method over several seeds, on the same partitions, participants and batches."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,27 +11,28 @@ import torch
 
 from feddpc import methods
 from feddpc.checks import check_int
-from feddpc.config import MAY_CHANGE, PARTS, Config
-from feddpc.errors import BadInputError, RunFolderError, unknown
-from feddpc.experiment import Setting, make_method, prepare
-from feddpc.method_setup import with_reserve
+from feddpc.config import MAY_CHANGE, Config
+from feddpc.errors import BadInputError, RunFolderError
+from feddpc.experiment import make_method
 from feddpc.privacy.mechanism import check as check_private
-from feddpc.runs.concurrent import clone_for_thread, run_concurrently
+from feddpc.runs.concurrent import run_concurrently
 from feddpc.runs.record import is_blank, is_run, load_config
-from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
+from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop
 from feddpc.runs.tracking import Track, check
-from feddpc.storage import make_folder, replace_text
+from feddpc.study.overrides import Overrides
+from feddpc.study.plan import FILES, StudyPlan, claim
+from feddpc.study.spec import RunSpec
+from feddpc.study.workers import execute_spec
 from feddpc.torch_globals import preserve_torch_globals
 
-INDEX = "compare.json"
-_KEYS = {k for k in Config.__dataclass_fields__ if k not in ("hyper", *PARTS.values())}
+__all__ = ["Listener", "Overrides", "compare", "run_name"]
 
 
 class Listener(Protocol):
-    """Somebody who wants to see a comparison progress."""
+    """Follows the progress of a comparison."""
 
     def begin(self, config: Config) -> None:
-        """A run starts or goes on."""
+        """A run starts or continues."""
 
     def round(self, record: dict[str, Any]) -> None:
         """A round is finished."""
@@ -44,77 +41,7 @@ class Listener(Protocol):
         """A run has ended."""
 
     def another(self) -> Listener:
-        """Return a listener for a run beside this one."""
-
-
-@dataclass
-class Overrides:
-    """What flags and files ask for: configuration values, and hyper-parameters that belong to one method only."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def set(self, key: str, value: Any, names: Sequence[str]) -> None:
-        """Apply one ``--set``: a hyper-parameter, METHOD.KEY, PART.KEY, or any other key of the configuration."""
-        part, dot, rest = key.rpartition(".")
-        having = [n for n in names if key in hyper_names(n)]
-        named = [n for n in names if part in (n, methods.get(n).name)]
-        if dot and named:
-            if rest not in hyper_names(named[0]):
-                raise unknown(f"hyper-parameter of {part}", rest, hyper_names(named[0]))
-            self.hyper.setdefault(named[0], {})[rest] = value
-        elif key in ("method", "seed"):
-            raise BadInputError(f"--set {key}=...: use --{key}, or --{key}s in a comparison")
-        elif dot and part in PARTS:
-            self.values.setdefault(PARTS[part], {})[rest] = value
-        elif having:
-            for name in having:
-                self.hyper.setdefault(name, {})[key] = value
-        elif key in _KEYS:
-            self.values[key] = value
-        else:
-            known = {k for n in names for k in hyper_names(n)} | _KEYS | {f"{p}.*" for p in PARTS}
-            raise unknown("key", key, known)
-
-    def absorb(self, table: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Take in the contents of a TOML file; ``[hyper]`` may hold ``[hyper.METHOD]`` tables."""
-        for key, value in table.items():
-            if key == "hyper":
-                if not isinstance(value, dict):
-                    raise BadInputError(f"hyper = {value!r} must be a table of names and values")
-                for name, inner in value.items():
-                    self._absorb_hyper(name, inner, names)
-            else:
-                self.values[key] = dict(value) if isinstance(value, dict) else value
-
-    def config(self, method: str, seed: int | None = None) -> Config:
-        """Return the configuration of one method and seed."""
-        values = {**self.values, "method": method, "hyper": self.hyper.get(method, {})}
-        return Config.read(values if seed is None else {**values, "seed": seed})
-
-    def _absorb_hyper(self, key: str, value: Any, names: Sequence[str]) -> None:
-        if isinstance(value, dict):
-            methods.get(key)  # a table for a method that does not run is fine, for one that does not exist it is not
-            for inner, v in value.items() if key in names else ():
-                self.set(f"{key}.{inner}", v, names)
-        elif any(key in hyper_names(n) for n in names):
-            self.set(key, value, names)
-        else:
-            raise unknown("hyper-parameter", key, {k for n in names for k in hyper_names(n)})
-
-
-@dataclass(frozen=True)
-class ComparePlan:
-    """What a comparison sets out to do; it is written down, so that the comparison can be continued without flags."""
-
-    methods: list[str]
-    seeds: list[int]
-    wishes: Overrides
-
-
-def hyper_names(method: str) -> list[str]:
-    """Return the names of a method's hyper-parameters."""
-    return [f.name for f in dataclasses.fields(methods.get(method))]
+        """Return a listener for another run at the same time."""
 
 
 def run_name(method: str, seed: int) -> str:
@@ -128,12 +55,13 @@ def run_name(method: str, seed: int) -> str:
 
 @preserve_torch_globals()
 def compare(
-    wishes: Overrides,
+    overrides: Overrides,
     names: Sequence[str],
     seeds: Sequence[int],
     out: Path,
     *,
     resume: bool = False,
+    extend: bool = False,
     listener: Listener | None = None,
     stop: Stop | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -142,47 +70,40 @@ def compare(
 ) -> list[Outcome]:
     """Run every method with every seed into sub-folders of ``out``, ``at_once`` of them at a time.
 
-    A run that diverges is kept as it is and the others go on; a wish to stop ends the comparison after the round.
-    The first run is alone in any case: it finds out which engine is fastest, and all others use that.
+    A run that diverges is kept, and the others continue; a request to stop ends the comparison after the round.
+    ``resume`` continues the comparison in ``out``; ``extend`` does so with more methods or seeds. The first run is
+    alone in any case: all others use its engine, so that their seconds per round can be compared.
     """
-    stop = stop or Stop()
+    stop, resume = stop or Stop(), resume or extend
     check_int("at_once", at_once, 1)
-    if not names or not seeds:
-        raise BadInputError("a comparison needs at least one method and one seed")
-    for what, values in (("methods", names), ("seeds", seeds)):
-        if len(set(values)) < len(values):
-            raise BadInputError(f"{what} = {', '.join(map(str, values))}: one of them is there twice")
-    made = [methods.create(name, **wishes.config(name).hyper) for name in names]
-    configs = [with_reserve(_checked(wishes.config(name, seed)), made) for seed in seeds for name in names]
-    folders = [run_name(name, seeds[0]) for name in names]
+    plan = StudyPlan(list(names), list(seeds), overrides)
+    trials = zip(*(plan.specs(name, {}) for name in names), strict=True)
+    configs = [_checked(spec.config) for seed in trials for spec in seed]
+    folders = [run_name(config.method, config.seed) for config in configs]
     if len(set(folders)) < len(folders):
         raise BadInputError(f"methods = {', '.join(names)}: two of them have the same name")
     trackers = check(track, out if resume else None)
-    _claim(out, ComparePlan(list(names), list(seeds), wishes), resume)
-    first, *rest = configs
-    lock = threading.Lock()
+    _refuse_folder(out, resume)
+    for config, name in zip(configs, folders, strict=True):
+        if is_run(out / name):
+            _refuse_changes(out / name, config, overrides)
+    specs = [_spec(config, name, out, overrides, resume) for config, name in zip(configs, folders, strict=True)]
+    stored = [load_config(out / spec.folder).engine for spec in specs if resume and is_run(out / spec.folder)]
+    for spec in specs:
+        _ = spec.complete  # raises what is wrong before anything is written
+    claim(out, plan, extend=extend, runs=folders)
 
-    @lru_cache(maxsize=at_once)
-    def shared(seed: int) -> Setting:
-        return prepare(dataclasses.replace(wanted[seed], hyper={}))
-
-    wanted = {config.seed: config for config in reversed([_stored(c, out, wishes, resume) for c in configs])}
-    known = [load_config(out / run_name(c.method, c.seed)).engine for c in configs if resume and is_run(_at(out, c))]
-
-    def run(config: Config, engine: str | None, listener: Listener | None) -> Outcome | None:
+    def run(spec: RunSpec, engine: str | None, listener: Listener | None) -> Outcome | None:
         if stop.wanted:
             return None
-        config = _stored(config, out, wishes, resume)
-        with lock:
-            setting = shared(config.seed)
-            setting = dataclasses.replace(setting, config=_filled(setting.config, config))
-            setting = clone_for_thread(setting) if at_once > 1 else setting
         if listener:
-            listener.begin(config)
-        outcome = execute(
-            setting,
+            listener.begin(spec.config)
+        outcome = execute_spec(
+            spec,
+            out / spec.folder,
+            at_once=at_once,
+            lean=False,
             engine=engine,
-            out=_at(out, config),
             resume=resume,
             on_round=listener.round if listener else None,
             stop=stop,
@@ -193,28 +114,23 @@ def compare(
             listener.end(outcome.summary)
         return outcome
 
-    one = run(first, known[0] if known else None, listener)
-    # One engine for all, so that seconds a round can be compared.
-    engine = one.config.engine if one else None
-    apart = listener if at_once == 1 else None
-    jobs = [partial(run, c, engine, apart or (listener and listener.another())) for c in rest]
-    return [outcome for outcome in (one, *run_concurrently(jobs, at_once)) if outcome]
+    first = run(specs[0], stored[0] if stored else None, listener)
+    engine = first.config.engine if first else None
+    listeners = [listener.another() if listener and at_once > 1 else listener for _ in specs[1:]]
+    jobs = [partial(run, spec, engine, other) for spec, other in zip(specs[1:], listeners, strict=True)]
+    return [outcome for outcome in (first, *run_concurrently(jobs, at_once)) if outcome]
 
 
-def _at(out: Path, config: Config) -> Path:
-    return out / run_name(config.method, config.seed)
-
-
-def _stored(config: Config, out: Path, wishes: Overrides, resume: bool) -> Config:
-    """Return the configuration that a run to be continued was made with, with what may change."""
-    if not (resume and is_run(_at(out, config))):
-        return config
-    stored = load_config(_at(out, config))
-    return Config.read(stored.asdict() | {k: wishes.values[k] for k in MAY_CHANGE if k in wishes.values})
+def _spec(config: Config, name: str, out: Path, overrides: Overrides, resume: bool) -> RunSpec:
+    """Return the spec of a run; one that is continued has the configuration it was begun with, and what may change."""
+    if resume and is_run(out / name):
+        changes = {k: overrides.values[k] for k in MAY_CHANGE if k in overrides.values}
+        config = Config.read(load_config(out / name).asdict() | changes)
+    return RunSpec(config, folder=name)
 
 
 def _checked(config: Config) -> Config:
-    """Return a configuration with all hyper-parameters, after everything that can be checked without data was."""
+    """Return a configuration with all hyper-parameters, after all checks that need no data."""
     method, config = make_method(config)
     method.init_server(torch.zeros(1), config.clients)
     if config.privacy:
@@ -222,47 +138,23 @@ def _checked(config: Config) -> Config:
     return config
 
 
-def _filled(shared: Config, wanted: Config) -> Config:
-    """Return the complete shared configuration with what belongs to one method."""
-    own = {key: getattr(wanted, key) for key in ("method", "hyper", *MAY_CHANGE)}
-    return dataclasses.replace(shared, **own)
+def _refuse_folder(out: Path, resume: bool) -> None:
+    """Raise unless ``out`` is empty, or a comparison that is to be continued."""
+    if is_blank(out):
+        return
+    if not (out / FILES["comparison"]).exists():
+        raise RunFolderError(f"{out} exists and holds something that is no comparison: choose another --out")
+    if not resume:
+        raise RunFolderError(
+            f"{out} already holds a comparison: add --resume to continue it, --extend to add methods or seeds, or "
+            "choose another --out"
+        )
 
 
-def _refuse_changes(folder: Path, asked: Config, wishes: Overrides) -> None:
-    given = {k: v for k, v in wishes.values.items() if k not in (*MAY_CHANGE, "hyper")}
-    given |= {"hyper": asked.hyper, "seed": asked.seed}
+def _refuse_changes(folder: Path, asked: Config, overrides: Overrides) -> None:
+    given = {k: v for k, v in overrides.values.items() if k not in (*MAY_CHANGE, "hyper")}
+    given |= {"hyper": overrides.hyper.get(asked.method, {}), "seed": asked.seed}
     if different := load_config(folder).differences(given):
         raise RunFolderError(
             f"{folder} was made with another configuration ({'; '.join(different)}): choose another --out"
         )
-
-
-def _claim(out: Path, plan: ComparePlan, resume: bool) -> None:
-    """Make the folder of a comparison, or check that the one there may be continued, and write down what is planned."""
-    if not is_blank(out):
-        if not (out / INDEX).exists():
-            raise RunFolderError(f"{out} exists and holds something that is no comparison: choose another --out")
-        if not resume:
-            raise RunFolderError(
-                f"{out} already holds a comparison: add --resume to continue it, or choose another --out"
-            )
-    runs = {run_name(name, seed): (name, seed) for seed in plan.seeds for name in plan.methods}
-    for name, (method, seed) in runs.items():
-        if is_run(out / name):
-            _refuse_changes(out / name, plan.wishes.config(method, seed), plan.wishes)
-    make_folder(out)
-    replace_text(out / INDEX, json.dumps({"runs": list(runs), **asdict(plan)}, indent=1) + "\n")
-
-
-def stored_plan(out: Path) -> ComparePlan | None:
-    """Return what the comparison in ``out`` set out to do, or None if there is none."""
-    try:
-        plan = json.loads((out / INDEX).read_text(encoding="utf-8"))
-        wishes = Overrides(
-            dict(plan["wishes"]["values"]), {str(k): dict(v) for k, v in plan["wishes"]["hyper"].items()}
-        )
-        return ComparePlan([str(n) for n in plan["methods"]], [int(s) for s in plan["seeds"]], wishes)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise RunFolderError(f"{out / INDEX} cannot be read: {error}") from None

@@ -1,8 +1,12 @@
-"""What a sweep sets out to do, written down as ``sweep.toml`` so that it can be continued and checked."""
+"""What a study sets out to do, stored in its folder so that it can be continued, checked and extended.
+
+A comparison tries one setting per method and is stored in ``compare.json``, a sweep several, in ``sweep.toml``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,134 +17,146 @@ from feddpc import methods
 from feddpc.config import PARTS, Config, parse_set, read_toml, write_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import make_method
-from feddpc.storage import explain_os_errors, replace_text
-from feddpc.study import ranges
-from feddpc.study.claims import locked
-from feddpc.study.compare import Overrides, hyper_names
-from feddpc.study.item import HOW, Item
-from feddpc.study.outcome import Outcome
-from feddpc.study.ranges import spelled
-from feddpc.study.space import Search, Settings, Space
-from feddpc.study.store import PARTS_OF_A_SWEEP
+from feddpc.storage import explain_os_errors, make_folder, replace_text
+from feddpc.study import space as spaces
+from feddpc.study.folder import RunResult, locked
+from feddpc.study.overrides import Overrides, hyper_names
+from feddpc.study.space import Options, Search, Settings, Space, spelled
+from feddpc.study.spec import EXECUTION_KEYS, RunSpec
 
-FILE = "sweep.toml"
+FILES = {"comparison": "compare.json", "sweep": "sweep.toml"}
+#: What else may lie in the folder of a sweep.
+SWEEP_PARTS = (
+    *("items", "failed", "damaged", ".lock", ".study-id", "results.jsonl", "results.csv", "order.json", "chosen.json"),
+    ".sweep.toml.part",
+)
+#: What ``--extend`` may add to.
+EXTENDABLE = ("methods", "seeds", "grid", "trials")
 
 
 @dataclass(frozen=True)
-class SweepPlan:
-    """Methods, seeds, what they have in common (``wishes``), what varies (``space``), and what a search maximises."""
+class StudyPlan:
+    """Methods, seeds, what all runs have in common (``overrides``) and what varies (``space``; None in a comparison).
+
+    ``objective`` is what an adaptive search maximizes.
+    """
 
     methods: Sequence[str]
     seeds: Sequence[int]
-    wishes: Overrides
-    space: Space
+    overrides: Overrides
+    space: Space | None = None
     objective: str = "validation"
 
     def __post_init__(self) -> None:
         for what, values in (("methods", self.methods), ("seeds", self.seeds)):
             if not values or len(set(values)) < len(values):
                 raise BadInputError(f"{what} = {', '.join(map(str, values))}: give at least one, and none twice")
+        if self.space is None:
+            return
         for key in self.space.axes:
-            if _plain(key) in HOW:
-                raise BadInputError(
-                    f"{key} does not change what comes out, so there is nothing to choose: leave it out"
-                )
-            Overrides().set(_plain(key), 0, self.methods)  # an unknown key is an error that names those there are
-        if self.objective == "validation" and not self.wishes.values.get("validation"):
+            if _plain(key) in EXECUTION_KEYS:
+                raise BadInputError(f"{key} does not change the results, so it cannot be tuned: leave it out")
+            Overrides().set(_plain(key), 0, self.methods)  # an unknown key is an error that names the known ones
+        if self.objective == "validation" and not self.overrides.values.get("validation"):
             raise BadInputError(
                 "a choice by validation needs validation data: give validation, e.g. 0.1, or choose by test"
             )
 
+    @property
+    def kind(self) -> str:
+        """``comparison`` or ``sweep``."""
+        return "comparison" if self.space is None else "sweep"
+
     def keys(self, method: str) -> list[str]:
         """Return what is varied for a method."""
-        return [key for key in self.space.axes if _has(method, _plain(key))]
+        return [key for key in self.space.axes if _has(method, _plain(key))] if self.space else []
 
     def budgets(self) -> dict[str, int]:
-        """Return how many settings each method gets to try."""
-        return {name: self.space.size(self.keys(name)) for name in self.methods}
+        """Return how many settings are tried per method."""
+        return {name: self.space.size(self.keys(name)) if self.space else 1 for name in self.methods}
 
     def searches(self) -> dict[str, Search]:
-        """Return the trials of every method, from the beginning."""
-        return {name: self.space.search(self.keys(name)) for name in self.methods}
+        """Return the trials of every method, from the first on."""
+        return {name: self.space.search(self.keys(name)) for name in self.methods} if self.space else {}
 
-    def items(self, method: str, settings: Settings) -> list[Item]:
-        """Return the runs of one trial: one a seed."""
-        wishes = Overrides(
-            {k: dict(v) if isinstance(v, dict) else v for k, v in self.wishes.values.items()},
-            {name: dict(table) for name, table in self.wishes.hyper.items()},
-        )
+    def specs(self, method: str, settings: Settings) -> list[RunSpec]:
+        """Return the runs of one trial, one per seed."""
+        overrides = self.overrides.copy()
         for key, value in settings.items():
-            wishes.set(_plain(key), value, [method])
+            overrides.set(_plain(key), value, [method])
         words = " ".join([methods.get(method).name, *(f"{_short(k)}={_word(v)}" for k, v in settings.items())])
-        reserve = self._reserve(wishes.config(method))
+        reserve = self._reserve(overrides.config(method))
         return [
-            Item(dataclasses.replace(wishes.config(method, seed), reserve=reserve), f"{words} seed {seed}", settings)
+            RunSpec(
+                dataclasses.replace(overrides.config(method, seed), reserve=reserve), f"{words} seed {seed}", settings
+            )
             for seed in self.seeds
         ]
 
-    def score(self, trial: Sequence[Outcome]) -> float | None:
-        """Return how a trial did: the mean over seeds, 0 if one diverged, None if one could not be run."""
-        if any(not outcome.ended for outcome in trial):
+    def score(self, trial: Sequence[RunResult]) -> float | None:
+        """Return the score of a trial: the mean over seeds, 0 if one diverged, None if one could not be run."""
+        if any(not result.ended for result in trial):
             return None
-        scores = [outcome.score(self.objective) for outcome in trial]
-        if any(outcome.status == "diverged" for outcome in trial):
+        scores = [result.score(self.objective) for result in trial]
+        if any(result.status == "diverged" for result in trial):
             return 0.0
         return statistics.fmean(score or 0.0 for score in scores)
 
     def _reserve(self, config: Config) -> float:
-        """Return how much of the data the server keeps: the same for all methods, unless a trial needs more."""
+        """Return the share of the data that the server keeps: the same for all methods, unless a trial needs more."""
         if config.reserve is not None:
             return config.reserve
-        others = [methods.create(name, **self.wishes.hyper.get(name, {})) for name in self.methods]
+        others = [methods.create(name, **self.overrides.hyper.get(name, {})) for name in self.methods]
         return max(m.reserve for m in (*others, make_method(config)[0]))
 
-    # Writing down and reading back.
+    def extended(self, more: StudyPlan) -> StudyPlan:
+        """Return this plan with the methods, seeds, grid values and trials that ``more`` adds."""
+        names = list(dict.fromkeys([*self.methods, *more.methods]))
+        seeds = list(dict.fromkeys([*self.seeds, *more.seeds]))
+        space = self.space.extended(more.space) if self.space and more.space else more.space
+        return dataclasses.replace(more, methods=names, seeds=seeds, space=space)
 
-    def as_toml(self) -> dict[str, Any]:
-        """Return the plan as plain values; what only changes how fast it goes is left out."""
-        values = {k: v for k, v in self.wishes.values.items() if k not in HOW}
-        sets = [f"{part}.{k}={spelled([v])}" for part, name in PARTS.items() for k, v in values.pop(name, {}).items()]
-        sets += [f"{name}.{k}={spelled([v])}" for name, table in self.wishes.hyper.items() for k, v in table.items()]
-        space = self.space
-        told: dict[str, Any] = {
-            "grid" if space.trials is None else "random": [f"{k}={a}" for k, a in space.axes.items()]
-        }
-        if space.trials is not None:
-            told |= {"trials": space.trials, "search_seed": space.seed}
-        if space.sampler is not None:
-            told |= {"sampler": space.sampler, "batch": space.batch, "objective": self.objective}
-        return {"methods": list(self.methods), "seeds": list(self.seeds), **told, "set": sets, "config": values}
+    # The plan as plain values, for a file.
 
+    def as_table(self) -> dict[str, Any]:
+        """Return the plan as plain values; a sweep leaves out what only changes its speed."""
+        values = dict(self.overrides.values)
+        tables = dict(self.overrides.hyper)
+        if self.space is not None:
+            values = {k: v for k, v in values.items() if k not in EXECUTION_KEYS}
+            tables = {part: values.pop(name, {}) for part, name in PARTS.items()} | tables
+        sets = [f"{name}.{k}={spelled([v])}" for name, table in tables.items() for k, v in table.items()]
+        table: dict[str, Any] = {"methods": list(self.methods), "seeds": list(self.seeds)}
+        if space := self.space:
+            table["grid" if space.trials is None else "random"] = [f"{k}={a}" for k, a in space.axes.items()]
+            if space.trials is not None:
+                table |= {"trials": space.trials, "search_seed": space.seed}
+            if space.sampler is not None:
+                table |= {"sampler": space.sampler, "batch": space.batch, "objective": self.objective}
+        return {**table, "set": sets, "config": values}
 
-def from_toml(table: Mapping[str, Any]) -> SweepPlan:
-    """Build a plan from what :meth:`Plan.as_toml` gave."""
-    names, values = [str(n) for n in table["methods"]], dict(table.get("config", {}))
-    wishes = Overrides()
-    wishes.absorb(values, names)
-    for text in table.get("set", []):
-        wishes.set(*parse_set(text), names)
-    return SweepPlan(
-        names,
-        [int(seed) for seed in table["seeds"]],
-        wishes,
-        make_space(
-            table.get("grid", []),
-            table.get("random", []),
-            table.get("trials"),
-            table.get("sampler"),
-            int(table.get("search_seed", 0)),
-            table.get("batch"),
-        ),
-        str(table.get("objective", "validation" if values.get("validation") else "test")),
-    )
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> StudyPlan:
+        """Build a plan from what :meth:`as_table` returned."""
+        names, values = [str(n) for n in table["methods"]], dict(table.get("config", {}))
+        overrides = Overrides()
+        overrides.absorb(values, names)
+        for text in table.get("set", []):
+            overrides.set(*parse_set(text), names)
+        space = None
+        if "grid" in table or "random" in table:
+            trials = (table.get("trials"), table.get("sampler"), int(table.get("search_seed", 0)), table.get("batch"))
+            space = make_space(table.get("grid", []), table.get("random", []), *trials)
+        objective = str(table.get("objective", "validation" if values.get("validation") else "test"))
+        return cls(names, [int(seed) for seed in table["seeds"]], overrides, space, objective)
 
 
 def make_space(
     grid: Sequence[str], random: Sequence[str], trials: int | None, sampler: str | None, seed: int, batch: int | None
 ) -> Space:
-    """Build a space from what the command line says."""
+    """Build a space from the flags of the command line."""
     if bool(grid) == bool(random):
-        raise BadInputError("say what to vary: either --grid KEY=VALUE,VALUE or --random KEY=RANGE, once a key")
+        raise BadInputError("say what to vary: either --grid KEY=VALUE,VALUE or --random KEY=RANGE, one flag per key")
     axes = {}
     for text in grid or random:
         key, equals, value = text.partition("=")
@@ -148,61 +164,101 @@ def make_space(
             raise BadInputError(f"{'--grid' if grid else '--random'} {text!r}: write KEY=...")
         if key.strip() in axes:
             raise BadInputError(f"{key.strip()} is there twice: give each key once, with all its values")
-        axes[key.strip()] = ranges.Choice(tuple(ranges.values(value))) if grid else ranges.parse(value)
+        axes[key.strip()] = Options(tuple(spaces.values(value))) if grid else spaces.parse(value)
     if grid and (trials is not None or sampler is not None):
         raise BadInputError("--trials and --sampler are for --random: a grid tries everything")
     if random and trials is None:
-        raise BadInputError("--random needs --trials N: how many settings of each method")
+        raise BadInputError("--random needs --trials N: how many settings per method")
     more = {} if batch is None else {"batch": batch}
     return Space(axes, trials, seed, sampler, **more)
 
 
-def stored(folder: Path) -> SweepPlan | None:
-    """Return the plan of the sweep in ``folder``, or None if there is none."""
-    path = folder / FILE
+def stored_plan(folder: Path, kind: str) -> StudyPlan | None:
+    """Return the plan of the comparison or sweep in ``folder``, or None if there is none."""
+    path = folder / FILES[kind]
     if not path.exists():
         return None
     try:
-        return from_toml(read_toml(path))
-    except (BadInputError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}; mend it, or choose another --out") from None
+        table = read_toml(path) if path.suffix == ".toml" else json.loads(path.read_text(encoding="utf-8"))
+        plan = StudyPlan.from_table(table)
+        if plan.kind != kind:
+            raise ValueError(f"it is the plan of a {plan.kind}")
+        return plan
+    except (
+        BadInputError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as e:
+        raise RunFolderError(f"{path} cannot be read: {e}; repair it, or choose another --out") from None
 
 
-def claim(folder: Path, plan: SweepPlan) -> None:
-    """Write the plan down in ``folder``, or check that it is the one that is there."""
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+def claim(folder: Path, plan: StudyPlan, *, extend: bool = False, runs: Sequence[str] = ()) -> None:
+    """Store the plan in ``folder``, or check that it is the one that is there.
+
+    With ``extend`` it may have more methods, seeds, grid values and trials. ``runs`` are the run folders of a
+    comparison, in the order of its table.
+    """
+    refuse_another(folder, plan, extend=extend)
+    make_folder(folder)
     with locked(folder):
-        if not (folder / FILE).exists():
-            foreign = sorted(p.name for p in folder.iterdir() if p.name not in (*PARTS_OF_A_SWEEP, f".{FILE}.part"))
-            if foreign:
-                raise RunFolderError(f"{folder} holds {foreign[0]}, which is no part of a sweep: choose another --out")
-            replace_text(folder / FILE, write_toml(plan.as_toml()))
-    refuse_another(folder, plan)
+        refuse_another(folder, plan, extend=extend)
+        path, table = folder / FILES[plan.kind], plan.as_table()
+        if plan.space is None:
+            replace_text(path, json.dumps({"runs": list(runs), **table}, indent=1) + "\n")
+        elif extend or not path.exists():
+            replace_text(path, write_toml(table))
 
 
-def refuse_another(folder: Path, plan: SweepPlan) -> None:
-    """Raise if ``folder`` holds another sweep than ``plan``."""
-    before = stored(folder)
-    if before is not None and (different := differences(before, plan)):
-        raise RunFolderError(
-            f"{folder} holds another sweep ({'; '.join(different)}): choose another --out; runs that both have need "
-            f"not be made again if you copy {folder / 'items'} there"
-        )
+def refuse_another(folder: Path, plan: StudyPlan, *, extend: bool = False) -> None:
+    """Raise if ``folder`` holds another study than ``plan``, or something else."""
+    before = stored_plan(folder, plan.kind)
+    if before is None:
+        with explain_os_errors(folder):
+            names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        if foreign := [name for name in names if name not in SWEEP_PARTS] if plan.space else []:
+            raise RunFolderError(
+                f"{folder} holds {foreign[0]}, which is no part of a {plan.kind}: choose another --out"
+            )
+        return
+    different = differences(before, plan)
+    if plan.space is None:  # its values are compared with those of the runs
+        different = {key: text for key, text in different.items() if key in EXTENDABLE}
+    if extend:
+        different = {key: text for key, text in different.items() if key not in EXTENDABLE}
+    if not different:
+        return
+    remedy = "choose another --out"
+    if plan.space is not None:
+        remedy += f"; runs that both have need not be made again if you copy {folder / 'items'} there"
+    if set(different) & {*EXTENDABLE}:
+        remedy = f"add --extend to add methods, seeds or settings to it, or {remedy}"
+    raise RunFolderError(f"{folder} holds another {plan.kind} ({'; '.join(different.values())}): {remedy}")
 
 
-def differences(before: SweepPlan, now: SweepPlan) -> list[str]:
-    """Say where two plans differ."""
-    old, new = before.as_toml(), now.as_toml()
+def extend_stored(folder: Path, plan: StudyPlan) -> StudyPlan:
+    """Return the plan stored in ``folder`` with what ``plan`` adds to it."""
+    before = stored_plan(folder, plan.kind)
+    if before is None:
+        raise RunFolderError(f"{folder} holds no {plan.kind} to extend: leave out --extend to start one")
+    return before.extended(plan)
+
+
+def differences(before: StudyPlan, now: StudyPlan) -> dict[str, str]:
+    """Say where two plans differ, by key."""
+    old, new = before.as_table(), now.as_table()
     for table in (old, new):
         table |= table.pop("config")
-    return [
-        f"{k} = {new.get(k)!r}, was {old.get(k)!r}" for k in dict.fromkeys([*old, *new]) if old.get(k) != new.get(k)
-    ]
+    keys = dict.fromkeys([*old, *new])
+    return {k: f"{k} = {new.get(k)!r}, was {old.get(k)!r}" for k in keys if old.get(k) != new.get(k)}
 
 
 def _has(method: str, key: str) -> bool:
-    """Say whether a method has something called ``key``, which is known to exist."""
+    """Say whether ``key``, which is known to exist, applies to a method."""
     part, _, name = key.rpartition(".")
     if part:
         return part in PARTS or part in (method, methods.get(method).name)

@@ -1,7 +1,7 @@
 """Workers on a Ray cluster: other machines, other GPUs. Needs the extra ``ray``, and feddpc on every machine.
 
-Where a machine sees the folder of the sweep, it writes there and a run survives its worker up to the last checkpoint.
-Elsewhere it sends finished runs home.
+A machine that has access to the study's folder writes there, and a run survives its worker up to the last checkpoint.
+Other machines send finished runs back.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import logging
 import os
 import socket
 import warnings
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from feddpc.errors import BadInputError
 from feddpc.runs.runner import Stop
-from feddpc.study.batch import Batch, Ran, run_batch
-from feddpc.study.workers import Crew, Returned, Tick, Workers
+from feddpc.study.workers import Batch, Pool, RunReport, Tick, Workers, run_batch
 
 
 @dataclass(frozen=True)
 class RayWorkers(Workers):
-    """Workers of the cluster at ``address``: ``auto`` finds the one that runs here, ``local`` starts one for the sweep.
+    """Workers of the cluster at ``address``: ``auto`` finds the one of this machine, ``local`` starts one.
 
     Every batch gets ``cpus`` processors and ``gpus`` GPUs (0.25 lets four share one); without GPUs it runs on the CPU.
     """
@@ -29,6 +29,7 @@ class RayWorkers(Workers):
     address: str = "auto"
     cpus: float = field(default=1.0, kw_only=True)
     gpus: float = field(default=0.0, kw_only=True)
+    remote = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,33 +39,33 @@ class RayWorkers(Workers):
         if self.cpus == self.gpus == 0:
             raise BadInputError("cpus = gpus = 0: a worker needs one of them")
 
-    def ready(self, stop: Stop) -> Crew:
+    def open(self, stop: Stop, tick: Tick) -> Pool:
         """Connect to the cluster."""
         try:
             import ray
         except ImportError:
             raise BadInputError("workers on Ray need ray: pip install 'feddpc[ray]'") from None
-        began = not ray.is_initialized()
-        if began:
+        connects = not ray.is_initialized()
+        if connects:
             self._connect(ray)
         share = {name: value for name, value in (("CPU", self.cpus), ("GPU", self.gpus)) if value}
-        there = ray.cluster_resources()
+        resources = ray.cluster_resources()
         for name, value in share.items():
-            if there.get(name, 0.0) < value:
-                if began:
+            if resources.get(name, 0.0) < value:
+                if connects:
                     ray.shutdown()
                 raise BadInputError(
-                    f"a run needs {value:g} {name}, but the cluster has {there.get(name, 0.0):g}: ask for less, or "
+                    f"a run needs {value:g} {name}, but the cluster has {resources.get(name, 0.0):g}: ask for less, or "
                     "start Ray with more"
                 )
-        return _Cluster(ray, share, began)
+        return _RayPool(ray, share, connects)
 
     def _connect(self, ray: Any) -> None:
         address = None if self.address == "local" else self.address
         try:
-            _answers(self.address)
+            _check_address(self.address)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of what Ray will do otherwise one day
+                warnings.simplefilter("ignore", FutureWarning)  # about defaults that Ray will change
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
             raise BadInputError(
@@ -73,60 +74,55 @@ class RayWorkers(Workers):
             ) from None
 
 
-class _Cluster(Crew):
-    def __init__(self, ray: Any, share: dict[str, float], began: bool) -> None:
-        self.ray, self.share, self.began = ray, share, began
+class _RayPool(Pool):
+    def __init__(self, ray: Any, share: dict[str, float], connected: bool) -> None:
+        super().__init__()
+        self.ray, self.share, self.connected = ray, share, connected
         needs = {"num_cpus": share.get("CPU", 0.0), "num_gpus": share.get("GPU", 0.0)}
-        # A dead worker is our affair: another one goes on from the checkpoint.
-        self.remote = ray.remote(**needs, max_retries=0)(_on_ray)
-        self.out: dict[Any, Batch] = {}
+        # The study handles a dead worker: another one continues from the checkpoint.
+        self.remote = ray.remote(**needs, max_retries=0)(_run_on_ray)
+        self.references: dict[Future[list[RunReport]], Any] = {}
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         """As many as the cluster has room for now; machines may come and go."""
-        there = self.ray.cluster_resources()
-        return max(1, min(int(there.get(name, 0.0) / value + 1e-9) for name, value in self.share.items()))
+        resources = self.ray.cluster_resources()
+        return max(1, min(int(resources.get(name, 0.0) / value + 1e-9) for name, value in self.share.items()))
 
-    def start(self, batch: Batch) -> None:
-        self.out[self.remote.remote(batch)] = batch
+    def start(self, batch: Batch) -> Future[list[RunReport]]:
+        reference = self.remote.remote(batch)
+        future: Future[list[RunReport]] = reference.future()
+        self.references[future] = reference
+        return future
 
-    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
-        tick()
-        done, _ = self.ray.wait(list(self.out), timeout=seconds)
-        return [self._returned(reference) for reference in done]
+    def cause_of_death(self, error: BaseException) -> str:
+        if isinstance(error, self.ray.exceptions.RayError):
+            return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise error
 
     def stop(self) -> None:
-        for reference in self.out:
-            self.ray.cancel(reference, force=True)
+        for future in self.running:
+            self.ray.cancel(self.references[future], force=True)
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
-        if self.began:
+        if self.connected:
             self.ray.shutdown()
 
-    def _returned(self, reference: Any) -> Returned:
-        batch = self.out.pop(reference)
-        try:
-            return Returned(batch, self.ray.get(reference))
-        except self.ray.exceptions.TaskCancelledError:
-            return Returned(batch, [Ran(key, "interrupted") for key in batch.keys])
-        except self.ray.exceptions.RayError as error:
-            return Returned(batch, [], f"{type(error).__name__}: {str(error).splitlines()[0]}")
 
-
-def _answers(address: str) -> None:
-    """Raise if nobody answers at HOST:PORT: Ray itself would try for minutes."""
+def _check_address(address: str) -> None:
+    """Raise if nothing answers at HOST:PORT: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=5).close()
 
 
-def _on_ray(batch: Batch) -> list[Ran]:
-    """Run a batch in a process of the cluster, which may be used again for the next one."""
+def _run_on_ray(batch: Batch) -> list[RunReport]:
+    """Run a batch in a process of the cluster, which Ray may use again for the next one."""
     import torch
 
     torch.set_num_threads(1)
-    if batch.home.is_dir():
-        os.chdir(batch.home)
-    ran, here = run_batch(batch), f" (on {socket.gethostname()})"
-    return [r._replace(message=r.message + here) if r.state == "failed" else r for r in ran]
+    if batch.working_folder.is_dir():
+        os.chdir(batch.working_folder)
+    where = f" (on {socket.gethostname()})"
+    return [r._replace(message=r.message + where) if r.state == "failed" else r for r in run_batch(batch)]

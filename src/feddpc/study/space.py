@@ -1,22 +1,124 @@
-"""What to try: a grid, random draws, or a search that learns from what it has seen."""
+"""What to try: a grid, random draws, or a search that learns from earlier trials."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from feddpc.checks import check_int
+from feddpc.config import parse_set, write_toml
 from feddpc.errors import BadInputError
 from feddpc.rng import generator
-from feddpc.study import ranges
-from feddpc.study.ranges import Choice, Range
 
 Settings = dict[str, Any]
-#: How many trials of a method an adaptive search asks for before it hears how they did.
+#: How many trials per method an adaptive search asks for before it sees their scores.
 BATCH = 5
+#: Kinds of ranges, and the type of their numbers.
+KINDS = {"uniform": float, "log": float, "int": int, "logint": int}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``, both included: ``uniform`` or ``log``, and ``int`` or ``logint`` if whole."""
+
+    kind: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        said = f"range {self}"
+        if self.kind not in KINDS:
+            raise BadInputError(f"{said}: the kind is one of {', '.join(KINDS)}")
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise BadInputError(f"{said}: the second number must be above the first, and both finite")
+        if self.is_log and self.low <= 0:
+            raise BadInputError(f"{said}: a logarithmic range begins above 0")
+        if self.is_whole and not (float(self.low).is_integer() and float(self.high).is_integer()):
+            raise BadInputError(f"{said}: the ends must be whole numbers")
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.low:.17g}:{self.high:.17g}"
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the range is logarithmic."""
+        return self.kind.startswith("log")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only whole numbers are drawn."""
+        return KINDS[self.kind] is int
+
+    def draw(self, rng: np.random.Generator) -> float | int:
+        """Draw one number."""
+        # From half below to half above, so that the ends are as likely as the other whole numbers.
+        low, high = (self.low - 0.5, self.high + 0.5) if self.is_whole else (self.low, self.high)
+        u = rng.random()
+        value = low * (high / low) ** u if self.is_log else low + (high - low) * u
+        if self.is_whole:
+            return int(min(max(round(value), self.low), self.high))
+        return float(min(max(value, self.low), self.high))
+
+
+@dataclass(frozen=True)
+class Options:
+    """A list of values to choose from."""
+
+    values: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return spelled(self.values)
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """Draw one value."""
+        return self.values[int(rng.integers(len(self.values)))]
+
+
+def parse(text: str) -> Range | Options:
+    """Read a range or a list of choices.
+
+    >>> parse("log:1e-4:1").kind, parse("int:1:8").high, parse("0.1,0.3").values, parse("fresh,stale").values
+    ('log', 8.0, (0.1, 0.3), ('fresh', 'stale'))
+    """
+    kind, colon, rest = text.strip().partition(":")
+    if not colon or kind not in KINDS:
+        return Options(tuple(values(text)))
+    try:
+        low, high = (float(number) for number in rest.split(":"))
+    except ValueError:
+        raise BadInputError(f"range {text!r}: write KIND:LOW:HIGH, e.g. log:1e-4:1") from None
+    return Range(kind, low, high)
+
+
+def values(text: str) -> list[Any]:
+    """Read values with commas between them: numbers, true and false, lists, words.
+
+    >>> values("0.3, 1"), values("[8],[16,8]"), values("zero,soft")
+    ([0.3, 1], [[8], [16, 8]], ['zero', 'soft'])
+    """
+    try:
+        found: list[Any] = tomllib.loads(f"v = [{text}]")["v"]
+    except (ValueError, RecursionError):
+        found = [parse_set(f"v={word}")[1] for word in text.split(",")]
+    if not found or "" in found:
+        raise BadInputError(f"{text!r}: write values with commas between them")
+    return found
+
+
+def spelled(listed: Sequence[Any]) -> str:
+    """Return what `values` reads back.
+
+    >>> spelled([0.1, True, "soft", [8]])
+    '0.1, true, "soft", [8]'
+    """
+    return ", ".join(write_toml({"v": value}).strip().removeprefix("v = ") for value in listed)
 
 
 class Search(Protocol):
@@ -26,14 +128,14 @@ class Search(Protocol):
         """Return the next settings to try; none when the budget is spent."""
 
     def tell(self, scores: Sequence[float | None]) -> None:
-        """Hear how the settings of the last batch did, higher is better; None for one that could not be run."""
+        """Take the scores of the last batch, higher is better; None for a trial that could not be run."""
 
 
 @dataclass(frozen=True)
 class Space:
     """Which settings are tried. Keys are those of ``--set``: ``lr``, ``lam``, ``feddpc.lam``, ``model.groups``.
 
-    ``hyper.lam`` is ``lam`` too. A method leaves out the keys that it has not.
+    ``hyper.lam`` is ``lam`` too. Keys that a method does not have are left out for it.
 
     >>> Space.grid({"lr": [0.1, 0.01], "hyper.lam": [0.5, 1.0]}).search(["lr"]).ask()
     [{'lr': 0.1}, {'lr': 0.01}]
@@ -41,26 +143,26 @@ class Space:
     20
     """
 
-    axes: Mapping[str, Range | Choice]
-    trials: int | None = None  #: of every method; None tries everything
+    axes: Mapping[str, Range | Options]
+    trials: int | None = None  #: per method; None tries every combination
     seed: int = 0
-    sampler: str | None = None  #: one of Optuna's; None draws at random, or everything
+    sampler: str | None = None  #: one of Optuna's; None for independent draws or a grid
     batch: int = BATCH
 
     def __post_init__(self) -> None:
         if not self.axes:
             raise BadInputError("a sweep needs something to vary: give at least one key")
         for key, axis in self.axes.items():
-            if isinstance(axis, Choice) and not axis.values:
+            if isinstance(axis, Options) and not axis.values:
                 raise BadInputError(f"{key} has nothing to choose from: give at least one value")
-            if isinstance(axis, Choice) and any(axis.values.count(v) > 1 for v in axis.values):
+            if isinstance(axis, Options) and any(axis.values.count(v) > 1 for v in axis.values):
                 raise BadInputError(f"{key} = {axis}: one of the values is there twice")
         if self.trials is not None:
             check_int("trials", self.trials, 1)
         check_int("batch", self.batch, 1)
         if self.sampler is not None:
             if self.trials is None:
-                raise BadInputError(f"sampler {self.sampler!r} needs trials: say how many of each method")
+                raise BadInputError(f"sampler {self.sampler!r} needs trials: say how many per method")
             from feddpc.study.adaptive import check_sampler
 
             check_sampler(self.sampler)
@@ -68,11 +170,11 @@ class Space:
     @classmethod
     def grid(cls, axes: Mapping[str, Sequence[Any]]) -> Space:
         """Every combination of the listed values."""
-        return cls({key: Choice(tuple(listed)) for key, listed in axes.items()})
+        return cls({key: Options(tuple(listed)) for key, listed in axes.items()})
 
     @classmethod
     def random(cls, axes: Mapping[str, str | Range | Sequence[Any]], n: int, seed: int = 0) -> Space:
-        """Make ``n`` independent draws; a key that several methods have is drawn alike for all of them."""
+        """Make ``n`` independent draws; methods that share a key get the same draws of it."""
         return cls({key: _axis(axis) for key, axis in axes.items()}, n, seed)
 
     @classmethod
@@ -87,12 +189,25 @@ class Space:
         """Make ``n`` trials that one of Optuna's samplers proposes, ``batch`` of them at a time."""
         return cls({key: _axis(axis) for key, axis in axes.items()}, n, seed, sampler, batch)
 
+    def extended(self, more: Space) -> Space:
+        """Return this space with the values and trials that ``more`` adds."""
+        if set(self.axes) != set(more.axes) or (self.trials is None) != (more.trials is None):
+            raise BadInputError(
+                f"--extend adds values of {', '.join(self.axes)} to this sweep: for other keys choose another --out"
+            )
+        if self.trials is not None:
+            return dataclasses.replace(more, axes=self.axes, trials=max(self.trials, more.trials or 0))
+        axes = {key: [*axis.values] for key, axis in self.axes.items() if isinstance(axis, Options)}
+        for key, axis in more.axes.items():
+            axes[key] += [v for v in axis.values if v not in axes[key]] if isinstance(axis, Options) else []
+        return Space.grid(axes)
+
     def size(self, keys: Sequence[str]) -> int:
         """Return how many settings a method that has ``keys`` gets to try."""
         axes = [axis for key, axis in self.axes.items() if key in keys]
         if self.trials is not None and axes:
             return self.trials
-        return math.prod(len(axis.values) for axis in axes if isinstance(axis, Choice))
+        return math.prod(len(axis.values) for axis in axes if isinstance(axis, Options))
 
     def search(self, keys: Sequence[str]) -> Search:
         """Return the trials of a method that has ``keys``, a part of the axes."""
@@ -103,7 +218,7 @@ class Space:
             return OptunaSearch(axes, self.trials or 1, self.seed, self.sampler, self.batch)
         return _Listed(self._drawn(axes) if self.trials is not None and axes else _product(axes))
 
-    def _drawn(self, axes: Mapping[str, Range | Choice]) -> list[Settings]:
+    def _drawn(self, axes: Mapping[str, Range | Options]) -> list[Settings]:
         return [
             {key: axis.draw(generator(self.seed, f"sweep {key}", trial)) for key, axis in axes.items()}
             for trial in range(self.trials or 0)
@@ -124,18 +239,18 @@ class _Listed:
         return self.settings
 
     def tell(self, scores: Sequence[float | None]) -> None:
-        """Nothing depends on how they did."""
+        """The scores change nothing."""
 
 
-def _product(axes: Mapping[str, Range | Choice]) -> list[Settings]:
+def _product(axes: Mapping[str, Range | Options]) -> list[Settings]:
     for key, axis in axes.items():
         if isinstance(axis, Range):
             raise BadInputError(f"{key} = {axis} is a range, and a grid has no end of it: list values, or give trials")
-    listed = [axis.values for axis in axes.values() if isinstance(axis, Choice)]
+    listed = [axis.values for axis in axes.values() if isinstance(axis, Options)]
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*listed)]
 
 
-def _axis(axis: str | Range | Sequence[Any]) -> Range | Choice:
+def _axis(axis: str | Range | Sequence[Any]) -> Range | Options:
     if isinstance(axis, str):
-        return ranges.parse(axis)
-    return axis if isinstance(axis, Range) else Choice(tuple(axis))
+        return parse(axis)
+    return axis if isinstance(axis, Range) else Options(tuple(axis))

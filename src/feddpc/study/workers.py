@@ -1,51 +1,208 @@
-"""Who does the work: this process, or several of this machine; for other machines see ``ray_workers``."""
+"""Who runs a study: this process or several processes of this machine; ``ray_workers`` adds other machines."""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
+import threading
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+from ctypes import c_bool
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import NamedTuple, Self
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from feddpc.checks import check_int
-from feddpc.runs.runner import Stop
-from feddpc.study.batch import Batch, Ran, run_batch
+from feddpc.errors import FeddpcError, FolderInUseError, RunFolderError
+from feddpc.runs.concurrent import clone_for_thread, run_concurrently
+from feddpc.runs.record import RunFolder, is_run
+from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
+from feddpc.storage import without_sync
+from feddpc.study import setup_cache
+from feddpc.study.folder import StudyFolder
+from feddpc.study.spec import RunSpec
 
+#: Files of a run that a machine without access to the study's folder sends back.
+SENT_FILES = ("environment.json", "config.toml", "privacy.json", "rounds.jsonl", "summary.json")
+#: File by which a worker recognizes the study's folder.
+STUDY_ID = ".study-id"
+OnRound = Callable[[dict[str, Any]], None]
 Tick = Callable[[], None]
+#: Runs at once are prepared one at a time, because they share the setup cache.
+_PREPARING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Runs for one worker, all with the same setup."""
+
+    specs: tuple[RunSpec, ...]
+    folder: Path
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    at_once: int = 1  #: how many of them run at a time
+    study_id: str = ""  #: what STUDY_ID holds; empty if every worker has access to the folder
+    working_folder: Path = field(default_factory=Path.cwd)  #: what relative paths are relative to
+
+
+class RunReport(NamedTuple):
+    """What a worker says about a run: ended, interrupted, busy (another process has it) or failed."""
+
+    key: str
+    state: str
+    message: str = ""
+    trace: str = ""
+    files: dict[str, bytes] = {}  # noqa: RUF012 -- the run folder, where the worker has no access to the study's
+
+
+def execute_spec(
+    spec: RunSpec, path: Path, *, at_once: int = 1, lean: bool = True, resume: bool = True, **how: Any
+) -> Outcome:
+    """Run one spec in the folder ``path``, with the setup that earlier runs of this process have built.
+
+    A ``lean`` run keeps its records only, and is not forced to the disk: what a power cut damages is run again.
+    """
+    with _PREPARING:
+        setting = setup_cache.setting(spec.runnable)
+        setting = setting if at_once == 1 else clone_for_thread(setting)
+    with without_sync() if lean else nullcontext():
+        return execute(setting, out=path, resume=resume, lean=lean, **how)
+
+
+def run_batch(batch: Batch, *, on_round: OnRound | None = None, stop: Stop | None = None) -> list[RunReport]:
+    """Run the specs of a batch in this process, as many at once as it says, and report on each."""
+    stop, lock = stop or Stop(), threading.Lock()
+    visible = not batch.study_id or _study_id(batch.folder) == batch.study_id
+    folder = StudyFolder(batch.folder if visible else _scratch())
+
+    def report(record: dict[str, Any]) -> None:
+        with lock:
+            if on_round is not None:
+                on_round(record)
+
+    def run(spec: RunSpec) -> RunReport:
+        if stop.wanted:
+            return RunReport(spec.key, "interrupted")
+        done = _attempt(spec, folder, batch, report, stop)
+        return done if visible else _packed(done, folder.path(spec))
+
+    return run_concurrently([partial(run, spec) for spec in batch.specs], min(batch.at_once, len(batch.specs)))
+
+
+def _attempt(spec: RunSpec, folder: StudyFolder, batch: Batch, on_round: OnRound, stop: Stop) -> RunReport:
+    """Run one spec; an error is reported and does not stop the others."""
+    advanced, path = False, folder.path(spec)
+
+    def count(record: dict[str, Any]) -> None:
+        nonlocal advanced
+        advanced = True
+        on_round(record)
+
+    how: dict[str, Any] = {"on_round": count, "stop": stop, "checkpoint_seconds": batch.checkpoint_seconds}
+    run = partial(execute_spec, spec, path, at_once=len(batch.specs), **how)
+    try:
+        if path.exists():
+            RunFolder.reopen(path).close()  # raises if another process is running it
+        result = folder.read(spec)
+        if result.ended:
+            return RunReport(spec.key, "ended")
+        if result.damaged:
+            folder.set_aside(spec, only_damaged=True)
+        try:
+            outcome = run()
+        except FolderInUseError:
+            raise
+        except RunFolderError:
+            if advanced or not is_run(path):
+                raise
+            folder.set_aside(spec, only_damaged=False)  # it cannot be continued, unless another process finished it
+            if folder.read(spec).ended:
+                return RunReport(spec.key, "ended")
+            outcome = run()
+        return RunReport(spec.key, "interrupted" if outcome.status == "interrupted" else "ended")
+    except FolderInUseError:
+        return RunReport(spec.key, "busy")
+    except FeddpcError as error:
+        return RunReport(spec.key, "failed", str(error))
+    except Exception as error:
+        return RunReport(spec.key, "failed", f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def _packed(report: RunReport, folder: Path) -> RunReport:
+    """Return the report on a run with its files, and remove them here."""
+    if report.state != "ended":
+        return report
+    files = {name: (folder / name).read_bytes() for name in SENT_FILES}
+    shutil.rmtree(folder, ignore_errors=True)
+    return report._replace(files=files)
+
+
+def _study_id(folder: Path) -> str | None:
+    try:
+        return (folder / STUDY_ID).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+@cache
+def _scratch() -> Path:
+    """Return a folder of this process for runs of a study whose folder it has no access to."""
+    folder = Path(tempfile.mkdtemp(prefix="feddpc-study-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class Returned(NamedTuple):
-    """A batch that came back: what was run, or how its worker died."""
+    """A batch that came back: the reports on its runs, or how its worker died."""
 
     batch: Batch
-    ran: list[Ran]
+    reports: list[RunReport]
     died: str = ""
 
 
-class Crew(ABC):
-    """Workers that are ready: batches go out, and come back in any order."""
+class Pool(ABC):
+    """Workers that are ready: batches are submitted, and come back in any order."""
+
+    size: int  #: how many batches may be out at a time
+
+    def __init__(self) -> None:
+        self.running: dict[Future[list[RunReport]], Batch] = {}
 
     def __enter__(self) -> Self:
         return self
 
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """How many batches may be out at a time."""
+    def submit(self, batch: Batch) -> None:
+        """Send a batch to a worker that is free."""
+        self.running[self.start(batch)] = batch
+
+    def wait(self, seconds: float) -> list[Returned]:
+        """Return the batches that came back, after at most ``seconds``."""
+        done, _ = wait(self.running, timeout=seconds, return_when=FIRST_COMPLETED)
+        return [self.returned(future) for future in done]
+
+    def returned(self, future: Future[list[RunReport]]) -> Returned:
+        """Return the reports of a batch that came back, or how its worker died."""
+        batch = self.running.pop(future)
+        error = future.exception()
+        if error is None:
+            return Returned(batch, future.result())
+        return Returned(batch, [], self.cause_of_death(error))
 
     @abstractmethod
-    def start(self, batch: Batch) -> None:
-        """Send a batch out."""
+    def start(self, batch: Batch) -> Future[list[RunReport]]:
+        """Start a batch."""
 
     @abstractmethod
-    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
-        """Return what has come back, after at most ``seconds`` unless something is done here; ``tick`` now and then."""
+    def cause_of_death(self, error: BaseException) -> str:
+        """Return how a worker died, or raise an error that says something else."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -53,72 +210,68 @@ class Crew(ABC):
 
     @abstractmethod
     def __exit__(self, *exc: object) -> None:
-        """Send everybody home."""
-
-
-#: Times ``at_once`` items that are taken at most, where items follow each other without a wait.
-AHEAD = 8
+        """End all workers."""
 
 
 @dataclass(frozen=True)
 class Workers(ABC):
-    """A kind of workers; each runs ``at_once`` items of one world beside each other."""
+    """A kind of workers; each runs ``at_once`` runs with the same setup at a time."""
 
     at_once: int = field(default=1, kw_only=True)
+    remote = False  #: whether workers may have no access to the study's folder
 
     def __post_init__(self) -> None:
         check_int("at_once", self.at_once, 1)
 
-    def load(self, left: int) -> int:
-        """Return how many of ``left`` items a worker is given; if it dies, all of them must be run again."""
+    @property
+    def batch_size(self) -> int | None:
+        """How many runs a worker gets at a time, all of which are repeated if it dies; None for no limit."""
         return self.at_once
 
     @abstractmethod
-    def ready(self, stop: Stop) -> Crew:
-        """Return a crew; ``stop`` is the wish to stop of the process that asks."""
+    def open(self, stop: Stop, tick: Tick) -> Pool:
+        """Start the workers; ``stop`` asks this process to stop, ``tick`` is called after a round in this process."""
 
 
 @dataclass(frozen=True)
 class InProcess(Workers):
     """This process, one batch after the other."""
 
-    def load(self, left: int) -> int:
-        """Where several run at once, return more, so that the next begins as one ends: half, the rest is for others."""
-        return self.at_once if self.at_once == 1 else max(self.at_once, min(AHEAD * self.at_once, left // 2))
-
-    def ready(self, stop: Stop) -> Crew:
-        """Return a crew of one."""
-        return _Here(stop)
-
-
-class _Here(Crew):
-    def __init__(self, stop: Stop) -> None:
-        self.wish = stop
-        self.batch: Batch | None = None
-
     @property
-    def size(self) -> int:
-        return 1
+    def batch_size(self) -> int | None:
+        """All runs with the same setup: as one ends, the next begins."""
+        return None if self.at_once > 1 else 1
 
-    def start(self, batch: Batch) -> None:
-        self.batch = batch
+    def open(self, stop: Stop, tick: Tick) -> Pool:
+        """Return a pool that runs a batch when it is submitted."""
+        return _InProcessPool(stop, tick)
 
-    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
-        batch, self.batch = self.batch, None
-        if batch is None:
-            return []
-        return [Returned(batch, run_batch(batch, on_round=lambda _: tick(), stop=self.wish))]
+
+class _InProcessPool(Pool):
+    size = 1
+
+    def __init__(self, stop: Stop, tick: Tick) -> None:
+        super().__init__()
+        self.wanted, self.tick = stop, tick
+
+    def start(self, batch: Batch) -> Future[list[RunReport]]:
+        done: Future[list[RunReport]] = Future()
+        done.set_result(run_batch(batch, on_round=lambda _: self.tick(), stop=self.wanted))
+        return done
+
+    def cause_of_death(self, error: BaseException) -> str:
+        raise error
 
     def stop(self) -> None:
-        """Nobody need be asked: the runs have the same wish."""
+        """The runs see the same request to stop."""
 
     def __exit__(self, *exc: object) -> None:
-        """Nobody is to be sent home."""
+        """There is nothing to end."""
 
 
 @dataclass(frozen=True)
 class Processes(Workers):
-    """Several processes of this machine, one thread each."""
+    """Several processes of this machine with one thread each."""
 
     count: int
 
@@ -126,125 +279,76 @@ class Processes(Workers):
         super().__post_init__()
         check_int("processes", self.count, 1)
 
-    def ready(self, stop: Stop) -> Crew:
-        """Start the processes."""
-        return _Apart(self.count)
+    def open(self, stop: Stop, tick: Tick) -> Pool:
+        """Return a pool that starts processes as it needs them."""
+        return _ProcessPool(self.count)
 
 
-@dataclass
-class _Hand:
-    """One process and the line to it."""
+class _ProcessPool(Pool):
+    """One executor with one process per slot, so that a process that dies does not take the others with it."""
 
-    process: BaseProcess
-    line: Connection
-    batch: Batch | None = None
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        # Not forked: a process that has used threads or a GPU cannot be copied.
+        self.context = multiprocessing.get_context("spawn")
+        self.stopping = self.context.RawValue(c_bool, False)
+        self.slots: dict[ProcessPoolExecutor, Future[list[RunReport]]] = {}
 
-
-class _Apart(Crew):
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.hands: list[_Hand] = []
-
-    @property
-    def size(self) -> int:
-        return self.count
-
-    def start(self, batch: Batch) -> None:
-        hand = next((h for h in self.hands if h.batch is None), None)
-        if hand is None:
-            hand = _hire()
-            self.hands.append(hand)
-        hand.batch = batch
-        with suppress(OSError):  # one that has died is noticed when it is waited for
-            hand.line.send(batch)
-
-    def wait(self, seconds: float, tick: Tick) -> list[Returned]:
-        tick()
-        busy = {h.line: h for h in self.hands if h.batch is not None}
-        back = []
-        for line in wait(list(busy), timeout=seconds):
-            hand = busy[line]  # type: ignore[index]
-            assert hand.batch is not None
-            batch, hand.batch = hand.batch, None
+    def start(self, batch: Batch) -> Future[list[RunReport]]:
+        for slot in [slot for slot, last in self.slots.items() if last.done()]:
             try:
-                back.append(Returned(batch, hand.line.recv()))
-            except (EOFError, OSError):
-                self._dismiss(hand)
-                back.append(Returned(batch, [], _death(hand.process.exitcode)))
-        return back
+                self.slots[slot] = slot.submit(_run_in_process, batch)
+                return self.slots[slot]
+            except BrokenProcessPool:
+                slot.shutdown()
+                del self.slots[slot]
+        slot = ProcessPoolExecutor(1, self.context, _start_process, (self.stopping,))
+        self.slots[slot] = slot.submit(_run_in_process, batch)
+        return self.slots[slot]
+
+    def cause_of_death(self, error: BaseException) -> str:
+        if isinstance(error, BrokenProcessPool):
+            return "its process was killed or ended by itself"
+        raise error
 
     def stop(self) -> None:
-        for hand in self.hands:
-            if hand.process.is_alive():
-                hand.process.terminate()
-
-    def _dismiss(self, hand: _Hand) -> None:
-        """Let go of a process that has died."""
-        hand.line.close()
-        hand.process.join()
-        self.hands.remove(hand)
+        self.stopping.value = True
 
     def __exit__(self, *exc: object) -> None:
-        for hand in self.hands:
-            hand.line.close()  # an idle one leaves now, a busy one after its round
         if exc[0] is not None:
             self.stop()
-        for hand in self.hands:
-            hand.process.join()
+        for slot in self.slots:
+            slot.shutdown(cancel_futures=True)
 
 
-def _hire() -> _Hand:
-    # Not forked: a process that has used threads or a GPU cannot be copied.
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, os.getpid()), name="sweep worker", daemon=True)
-    with _deaf_to_control_c():
-        process.start()
-    theirs.close()
-    return _Hand(process, ours)
+#: In a worker process: whether the study wants to stop.
+_stopping: Any = None
 
 
-@contextmanager
-def _deaf_to_control_c() -> Iterator[None]:
-    """Within, processes are started that Ctrl-C does not reach: it is for this one, who says what to do."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _death(code: int | None) -> str:
-    """Say how a process died.
-
-    >>> _death(-9), _death(1)
-    ('killed by SIGKILL', 'exit code 1')
-    """
-    return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-
-
-def _work(line: Connection, parent: int) -> None:
-    """Be a worker process: run batches until the line is closed, or the parent is gone."""
+def _start_process(stopping: Any) -> None:
+    """Prepare a worker process: one thread, deaf to Ctrl-C (the study decides what to do), and gone with its parent."""
     import torch
 
+    global _stopping
+    _stopping = stopping
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _run_in_process(batch: Batch) -> list[RunReport]:
     stop = Stop()
 
-    def wish(*_: object) -> None:
-        stop.wanted = True
-
-    signal.signal(signal.SIGTERM, wish)
-
     def watch(_: object) -> None:
-        if os.getppid() != parent:
-            stop.wanted = True
+        stop.wanted = bool(_stopping.value)
 
-    while not stop.wanted:
-        try:
-            if line.poll(1.0):
-                line.send(run_batch(line.recv(), on_round=watch, stop=stop))
-        except (EOFError, OSError):
-            return
+    watch(None)
+    return run_batch(batch, on_round=watch, stop=stop)

@@ -1,11 +1,11 @@
-"""One run of a sweep: a configuration, and the key under which its results are found again."""
+"""One run of a study: its configuration, and the folder in which its results are found again."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,58 +19,58 @@ from feddpc.experiment import make_method
 from feddpc.method_setup import with_reserve
 from feddpc.study.setup_cache import dataset, fingerprint
 
-#: These decide where and how fast a run is made, not what comes out.
-HOW = ("engine", "device", "threads", "client_memory")
+#: Keys that decide where and how fast a run is made, not its numbers.
+EXECUTION_KEYS = ("engine", "device", "threads", "client_memory")
 
 
 @dataclass(frozen=True)
-class Item:
-    """One run to be made. ``label`` and ``tags`` are for people and tables; they do not tell runs apart.
+class RunSpec:
+    """One run to be made. ``label``, ``tags`` and ``folder`` do not tell runs apart; the key does.
 
-    >>> a, b = Item(Config(lr=0.1)), Item(Config(lr=0.1, server_lr=0.1, engine="loop"), label="again")
-    >>> a.key == b.key, a.key == Item(Config(lr=0.2)).key
+    >>> a, b = RunSpec(Config(lr=0.1)), RunSpec(Config(lr=0.1, server_lr=0.1, engine="loop"), label="again")
+    >>> a.key == b.key, a.key == RunSpec(Config(lr=0.2)).key
     (True, False)
     """
 
     config: Config
     label: str = ""
     tags: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""  #: the name of its run folder in the study; empty for ``items/KEY``
 
     @cached_property
     def complete(self) -> Config:
-        """The configuration, filled in and checked; data that are absent are an error with the remedy."""
+        """The configuration, filled in and checked; missing data are an error that names the remedy."""
         method, config = make_method(self.config)
         method.init_server(torch.zeros(1), config.clients)
         return experiment.complete(with_reserve(config, [method]), dataset(config.data))
 
+    @property
+    def runnable(self) -> Config:
+        """The complete configuration, with engine, device, threads and memory as they were asked for."""
+        return dataclasses.replace(self.complete, **{key: getattr(self.config, key) for key in EXECUTION_KEYS})
+
     @cached_property
     def key(self) -> str:
-        """A hash of all that decides the numbers: equal for runs with equal results, also on another machine."""
-        usual = type(self.config)().asdict()  # left out, so that a key of the configuration that is new changes nothing
-        values = {k: v for k, v in self.decisive().items() if k not in usual or v != usual[k]}
+        """A hash of everything that decides the numbers: equal for runs with equal results, on every machine."""
+        defaults = type(self.config)().asdict()  # left out, so that a key added later does not change the hash
+        values = {k: v for k, v in self.decisive().items() if k not in defaults or v != defaults[k]}
         text = json.dumps([fingerprint(self.config.data), _source(self.config.method), values], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
     def decisive(self) -> dict[str, Any]:
-        """Return the values that decide the numbers, beside the method and the data themselves."""
+        """Return the values that decide the numbers, apart from the method and the data themselves."""
         # The options of the partition hold alpha, if the partition has it.
-        left_out = (*HOW, "data", "method", "alpha")
+        left_out = (*EXECUTION_KEYS, "data", "method", "alpha")
         return {k: v for k, v in self.complete.asdict().items() if k not in left_out}
 
     @property
     def name(self) -> str:
-        """The label, or what stands for it."""
+        """The label, or method and seed."""
         return self.label or f"{self.config.method} seed {self.config.seed}"
 
 
-def check(items: Iterable[Item]) -> None:
-    """Raise what is wrong with any of the items, or absent, before anything is run or written."""
-    for item in items:
-        _ = item.key
-
-
 def _source(method: str) -> str:
-    """Return what a method is: its name, or the contents of the file it comes from."""
+    """Return what identifies a method: its name, or the contents of the file it comes from."""
     if ".py" not in method:
         return method
     path, _, _ = method.partition(":")
@@ -79,23 +79,18 @@ def _source(method: str) -> str:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Return what decides the numbers but for method and seed, spelled as the command line spells it.
+    """Return what decides the numbers except method and seed, spelled as on the command line.
 
-    Hyper-parameters are ``hyper.NAME``. What follows from another value is left out.
+    Hyper-parameters are ``hyper.NAME``. Values that follow from another value are left out.
 
     >>> {k: v for k, v in settings(Config(hyper={"lam": 1.0}, server_lr=0.1)).items() if k in ("lr", "hyper.lam")}
     {'lr': 0.1, 'hyper.lam': 1.0}
     """
     values = config.asdict()
     tables = {"hyper": "hyper", **PARTS}
-    plain = {k: v for k, v in values.items() if k not in (*HOW, *tables.values(), "method", "seed")}
+    plain = {k: v for k, v in values.items() if k not in (*EXECUTION_KEYS, *tables.values(), "method", "seed")}
     plain |= {f"{part}.{k}": v for part, name in tables.items() for k, v in values[name].items()}
     for follower, leader in (("server_lr", "lr"), ("partition.alpha", "alpha")):
         if plain.get(follower) == plain[leader]:
             del plain[follower]
     return plain
-
-
-def with_how(config: Config, asked: Config) -> Config:
-    """Return ``config`` made in the way that ``asked`` asks for."""
-    return dataclasses.replace(config, **{key: getattr(asked, key) for key in HOW})

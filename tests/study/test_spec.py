@@ -11,10 +11,10 @@ import pytest
 
 from feddpc.config import Config
 from feddpc.errors import BadInputError, DataError
-from feddpc.study import Item, setup_cache
+from feddpc.study import RunSpec, setup_cache
 from sweeping import SMALL, config
 
-BASE = Item(config())
+BASE = RunSpec(config())
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ BASE = Item(config())
     ids=str,
 )
 def test_what_does_not_change_the_numbers_does_not_change_the_key(same):
-    assert Item(config(**same)).key == BASE.key
+    assert RunSpec(config(**same)).key == BASE.key
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_what_does_not_change_the_numbers_does_not_change_the_key(same):
     ids=str,
 )
 def test_what_changes_the_numbers_changes_the_key(other):
-    assert Item(config(**other)).key != BASE.key
+    assert RunSpec(config(**other)).key != BASE.key
 
 
 def test_alpha_counts_only_where_the_partition_has_one():
-    one, other = (Item(config(partition="iid", alpha=a)).key for a in (0.2, 0.9))
+    one, other = (RunSpec(config(partition="iid", alpha=a)).key for a in (0.2, 0.9))
     assert one == other
 
 
@@ -78,24 +78,24 @@ def test_a_version_with_more_keys_finds_the_old_results():
     class Later(Config):
         momentum: float = 0.0
 
-    assert Item(Later(**SMALL)).key == BASE.key
-    assert Item(Later(**SMALL, momentum=0.9)).key != BASE.key
+    assert RunSpec(Later(**SMALL)).key == BASE.key
+    assert RunSpec(Later(**SMALL, momentum=0.9)).key != BASE.key
 
 
 def test_label_and_tags_do_not_tell_runs_apart():
-    assert Item(BASE.config, "a name", {"table": 2}).key == BASE.key
+    assert RunSpec(BASE.config, "a name", {"table": 2}).key == BASE.key
 
 
 def test_a_complete_configuration_is_its_own_completion():
-    again = Item(BASE.complete)
+    again = RunSpec(BASE.complete)
     assert again.complete == BASE.complete
     assert again.key == BASE.key
 
 
 def test_the_key_is_the_same_in_another_process():
     code = (
-        "import json, sys; from feddpc.study import Item; from feddpc.config import Config;"
-        "print(Item(Config.read(json.loads(sys.argv[1]))).key)"
+        "import json, sys; from feddpc.study import RunSpec; from feddpc.config import Config;"
+        "print(RunSpec(Config.read(json.loads(sys.argv[1]))).key)"
     )
     done = subprocess.run([sys.executable, "-c", code, json.dumps(SMALL)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == BASE.key
@@ -107,10 +107,10 @@ def test_data_count_by_content_not_by_name(tmp_path, monkeypatch):
     x, y = rng.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
     for name, labels in (("a", y), ("b", y), ("c", np.roll(y, 1))):
         np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=labels, x_test=x[:9], y_test=y[:9])
-    keys = {n: Item(config(data=str(tmp_path / f"{n}.npz"), clients=3)).key for n in "abc"}
+    keys = {n: RunSpec(config(data=str(tmp_path / f"{n}.npz"), clients=3)).key for n in "abc"}
     assert keys["a"] == keys["b"] != keys["c"]
     monkeypatch.chdir(tmp_path)
-    assert Item(config(data="a.npz", clients=3)).key == keys["a"]
+    assert RunSpec(config(data="a.npz", clients=3)).key == keys["a"]
 
 
 def test_a_method_of_ones_own_counts_by_its_code(tmp_path):
@@ -120,23 +120,23 @@ def test_a_method_of_ones_own_counts_by_its_code(tmp_path):
     )
     for name, text in (("a", code), ("b", code), ("c", code + "# other\n")):
         (tmp_path / f"{name}.py").write_text(text)
-    keys = {n: Item(config(method=f"{tmp_path / n}.py:Mine")).key for n in "abc"}
+    keys = {n: RunSpec(config(method=f"{tmp_path / n}.py:Mine")).key for n in "abc"}
     assert keys["a"] == keys["b"] != keys["c"]
 
 
 def test_absent_data_name_the_command_that_gets_them(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDDPC_CACHE", str(tmp_path))
     with pytest.raises(DataError, match=r"run `feddpc data get cifar100`"):
-        _ = Item(Config(data="cifar100")).key
+        _ = RunSpec(Config(data="cifar100")).key
 
 
 def test_a_mistake_is_said_before_anything_runs():
     with pytest.raises(BadInputError, match="mu = -1"):
-        _ = Item(config(method="fedprox", hyper={"mu": -1})).key
+        _ = RunSpec(config(method="fedprox", hyper={"mu": -1})).key
 
 
 def test_worlds_are_shared_and_rates_are_not():
-    setup_cache._kept.clear()
+    setup_cache._cache.clear()
     first = setup_cache.setting(BASE.complete)
     second = setup_cache.setting(replace(BASE.complete, method="fedavg", hyper={}, lr=0.5, server_lr=0.7, rounds=9))
     assert second.task is first.task
@@ -155,7 +155,7 @@ def test_one_path_in_two_folders_is_two_worlds(tmp_path, monkeypatch):
         (tmp_path / place).mkdir()
         np.savez(tmp_path / place / "d.npz", x_train=x, y_train=labels, x_test=x[:9], y_test=y[:9])
         monkeypatch.chdir(tmp_path / place)
-        item = Item(config(data="d.npz", clients=3))
+        item = RunSpec(config(data="d.npz", clients=3))
         found.append(setup_cache.setting(item.complete).data.y_train.tolist())
     assert found == [y.tolist(), np.roll(y, 1).tolist()]
 

@@ -1,4 +1,4 @@
-"""From a question to a folder of results: nothing is run twice, what is missing is said, records are enough."""
+"""From a spec to a folder of results: nothing is run twice, what is missing is said, records are enough."""
 
 import os
 
@@ -7,37 +7,37 @@ import pytest
 from PIL import Image
 
 from feddpc.errors import DataError
-from feddpc.paper import documents, plan, records, work
-from feddpc.paper.question import Question
+from feddpc.paper import documents, plan, records, results
 from feddpc.paper.study import all_runs
+from feddpc.paper.study_spec import StudySpec
 from feddpc.paper.tuned import Tuned
 from feddpc.runs.record import load
 from feddpc.runs.runner import Stop
 
 #: Two methods, two rounds, two settings.
 SMALL = {"alphas": (0.2,), "seeds": (0, 1), "rounds": 2, "rows": ("feddpc", "fedavg"), "rates": (0.3, 0.1)}
-LOOK = work.Labour(look_only=True)
+LOOK = results.RunOptions(report_only=True)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A grid and its Table 2, run once for all tests here."""
-    question = Question("digits", "tiny", **SMALL)
-    place = work.Place.of(tmp_path_factory.mktemp("out"), question)
-    return question, place, work.carry_out(question, ("table2",), place, work.Labour(), grid=True)
+    spec = StudySpec("digits", "tiny", **SMALL)
+    folders = results.Folders.of(tmp_path_factory.mktemp("out"), spec)
+    return spec, folders, results.reproduce(spec, ("table2",), folders, results.RunOptions(), grid=True)
 
 
-def folders(place):
-    return sorted(p.name for p in (place.runs / "items").iterdir())
+def run_folders(folders):
+    return sorted(p.name for p in (folders.runs / "items").iterdir())
 
 
 def test_a_grid_and_then_the_table_with_its_winners(done):
-    question, place, report = done
+    spec, folders, report = done
     assert report.missing == []
     assert report.parts == ("grid", "table2")
-    assert len(folders(place)) == 4 + 4  # two methods at two rates; two methods with two seeds
-    tuned = Tuned.read(place.base / "tuned.json")
-    assert tuned.source == question.grid_words
+    assert len(run_folders(folders)) == 4 + 4  # two methods at two rates; two methods with two seeds
+    tuned = Tuned.read(folders.base / "tuned.json")
+    assert tuned.source == spec.grid_words
     for row in report.study.part("table2"):
         best = tuned.settings[0.2][row.line.name]["test"]
         grid = {
@@ -48,7 +48,7 @@ def test_a_grid_and_then_the_table_with_its_winners(done):
         assert best.lr == row.line.config.lr == max(grid, key=grid.get)
         assert all(run.config.validation == 0 for run in row.runs.values())  # the table's runs train on everything
     assert all(path.is_file() for path in report.paths)
-    written = {path.name for path in place.results.iterdir()}
+    written = {path.name for path in folders.results.iterdir()}
     assert {
         "results.md",
         "records.json",
@@ -57,41 +57,41 @@ def test_a_grid_and_then_the_table_with_its_winners(done):
         "grid-alpha0.2.csv",
         "curves.png",
     } <= written
-    page = (place.results / "report.html").read_text()
+    page = (folders.results / "report.html").read_text()
     assert "This is a shortened version of the paper" in page
-    assert "shortened: 2 of the paper's 400 rounds" in (place.results / "results.md").read_text()
+    assert "shortened: 2 of the paper's 400 rounds" in (folders.results / "results.md").read_text()
 
 
 def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
     """And what was found by which grid is told."""
-    place = work.Place(tmp_path, tmp_path / "results")
+    folders = results.Folders(tmp_path, tmp_path / "results")
     changes = {"alphas": (0.2,), "seeds": (0,), "rounds": 2, "rows": ("feddpc", "fedavg")}
-    first = Question("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
-    work.carry_out(first, ("table2",), place, work.Labour(), grid=True)
-    then = Question("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
-    report = work.carry_out(then, ("table2",), place, work.Labour(), grid=True)
+    first = StudySpec("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
+    results.reproduce(first, ("table2",), folders, results.RunOptions(), grid=True)
+    then = StudySpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
+    report = results.reproduce(then, ("table2",), folders, results.RunOptions(), grid=True)
     rows = [(row.line.config.method, row.line.config.lr, row.line.config.rounds) for row in report.study.part("grid")]
     assert sorted(rows) == [("fedavg", 0.1, 1), ("fedavg", 0.3, 1), ("feddpc", 0.1, 2)]
-    told = Tuned.read(place.base / "tuned.json").source
+    told = Tuned.read(folders.base / "tuned.json").source
     assert told == f"{then.grid_words}; for others, {first.grid_words}"
-    work.carry_out(then, ("table2",), place, work.Labour(), grid=True)
-    assert Tuned.read(place.base / "tuned.json").source == told
+    results.reproduce(then, ("table2",), folders, results.RunOptions(), grid=True)
+    assert Tuned.read(folders.base / "tuned.json").source == told
 
 
 def test_nothing_is_run_twice(done):
-    question, place, report = done
-    before = folders(place)
-    again = work.carry_out(question, ("table2",), place, work.Labour(), grid=True)
-    assert folders(place) == before
+    spec, folders, report = done
+    before = run_folders(folders)
+    again = results.reproduce(spec, ("table2",), folders, results.RunOptions(), grid=True)
+    assert run_folders(folders) == before
     assert records.dumps(again.study) == records.dumps(report.study)
 
 
 def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
-    _, place, _ = done
-    wider = Question("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
-    elsewhere = work.Place(place.base, tmp_path)
-    report = work.carry_out(wider, ("table2",), elsewhere, LOOK, grid=False)
-    assert [(o.item.name, o.status) for o in report.missing] == [
+    _, folders, _ = done
+    wider = StudySpec("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
+    elsewhere = results.Folders(folders.base, tmp_path)
+    report = results.reproduce(wider, ("table2",), elsewhere, LOOK, grid=False)
+    assert [(o.spec.name, o.status) for o in report.missing] == [
         ("FedDPC seed 2", "missing"),
         ("FedAvg seed 2", "missing"),
     ]
@@ -101,29 +101,29 @@ def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
 
 
 def test_an_unfinished_grid_chooses_nothing(done, tmp_path):
-    question, _, _ = done
-    place = work.Place.of(tmp_path, question)
-    report = work.carry_out(question, ("table2",), place, LOOK, grid=True)
+    spec, _, _ = done
+    folders = results.Folders.of(tmp_path, spec)
+    report = results.reproduce(spec, ("table2",), folders, LOOK, grid=True)
     assert report.parts == ("grid",)
     assert len(report.missing) == 4
-    assert not (place.base / "tuned.json").exists()
+    assert not (folders.base / "tuned.json").exists()
 
 
 def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
-    question, _, _ = done
+    spec, _, _ = done
     stop = Stop()
     stop.wanted = True
-    place = work.Place.of(tmp_path, question)
-    report = work.carry_out(question, ("figure4",), place, work.Labour(stop=stop), grid=False)
+    folders = results.Folders.of(tmp_path, spec)
+    report = results.reproduce(spec, ("figure4",), folders, results.RunOptions(stop=stop), grid=False)
     assert len(report.missing) == 8
     assert report.study.part("figure4")[0].runs == {}
 
 
 def test_parts_are_kept_beside_each_other(done):
-    _, place, _ = done
-    one_seed = Question("digits", "tiny", **SMALL | {"seeds": (0,)})
-    report = work.carry_out(one_seed, ("figure4",), place, work.Labour(), grid=False)
-    kept = records.read(place.results / "records.json")
+    _, folders, _ = done
+    one_seed = StudySpec("digits", "tiny", **SMALL | {"seeds": (0,)})
+    report = results.reproduce(one_seed, ("figure4",), folders, results.RunOptions(), grid=False)
+    kept = records.read(folders.results / "records.json")
     assert {row.line.part for row in kept.rows} == {"grid", "table2", "figure4"}
     assert [len(row.runs) for row in kept.part("table2")] == [2, 2]
     assert [row.line.name for row in report.study.part("figure4")] == ["feddpc", "no scaling", "neither", "fedavg x2"]
@@ -144,13 +144,13 @@ def test_a_slim_picture_keeps_its_commonest_colours(tmp_path):
 
 
 def test_the_document_is_made_from_records_alone(done, tmp_path):
-    _, place, _ = done
-    (tmp_path / "r.json").write_bytes((place.results / "records.json").read_bytes())
+    _, folders, _ = done
+    (tmp_path / "r.json").write_bytes((folders.results / "records.json").read_bytes())
     study = records.read(tmp_path / "r.json")
     paths = documents.write([study], tmp_path / "docs" / "reproduction.md", tmp_path / "docs" / "images")
     text = paths[0].read_text()
-    for sheet in documents.sheets(study, "table2"):
-        assert sheet.markdown() in text
+    for table in documents.part_tables(study, "table2"):
+        assert table.markdown() in text
     assert "## Digits, shortened: 2 of the paper's 400 rounds" in text
     assert "Table 1, server costs" in text
     assert "$" not in text  # everything was filled in
@@ -164,50 +164,50 @@ def test_the_document_is_made_from_records_alone(done, tmp_path):
 def test_missing_data_names_the_commands(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDDPC_CACHE", str(tmp_path))
     with pytest.raises(DataError, match=r"`feddpc data get cifar10` and `feddpc data get cifar100` first"):
-        work.require_data(["cifar10", "cifar100"])
-    work.require_data(["digits"])
+        results.require_data(["cifar10", "cifar100"])
+    results.require_data(["digits"])
 
 
 def test_each_run_is_read_once(done, monkeypatch):
     """What a reproduction adds to its rounds does not grow with the rows that share a run."""
-    question, place, _ = done
+    spec, folders, _ = done
     read = []
-    monkeypatch.setattr(work, "load", lambda path: read.append(path) or load(path))
-    lines = plan.table2(question, Tuned.read(place.base / "tuned.json"))
-    rows, _, _ = work.gather([*lines, *lines, *lines], place, LOOK)
+    monkeypatch.setattr(results, "load", lambda path: read.append(path) or load(path))
+    lines = plan.table2(spec, Tuned.read(folders.base / "tuned.json"))
+    rows, _, _ = results.collect([*lines, *lines, *lines], folders, LOOK)
     assert len(read) == len(set(read)) == len(all_runs(rows)) == 4
 
 
 def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, monkeypatch):
     """Failed is not missing: it is named, and the winners are chosen among the others."""
-    from feddpc.study import batch
+    from feddpc.study import workers
 
-    question, _, _ = done
-    place, plain = work.Place.of(tmp_path, question), batch.execute
+    spec, _, _ = done
+    folders, plain = results.Folders.of(tmp_path, spec), workers.execute
 
     def execute(setting, **how):
         if setting.config.lr == 0.3 and setting.config.method == "feddpc":
             raise RuntimeError("no room")
         return plain(setting, **how)
 
-    monkeypatch.setattr(batch, "execute", execute)
-    report = work.carry_out(question, (), place, work.Labour(), grid=True)
-    assert [(o.item.config.lr, o.status) for o in report.missing] == [(0.3, "failed")]
-    assert Tuned.read(place.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr == 0.1
+    monkeypatch.setattr(workers, "execute", execute)
+    report = results.reproduce(spec, (), folders, results.RunOptions(), grid=True)
+    assert [(o.spec.config.lr, o.status) for o in report.missing] == [(0.3, "failed")]
+    assert Tuned.read(folders.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr == 0.1
 
 
 def test_a_page_or_figure_that_cannot_be_made_is_listed_and_the_rest_is_there(done, tmp_path, monkeypatch):
-    question, _, report = done
+    spec, _, report = done
 
     def broken(*_, **__):
         raise ValueError("nothing to draw with")
 
-    monkeypatch.setattr(work.figures, "draw_all", broken)
-    monkeypatch.setattr(work, "write_page", broken)
-    place, failures = work.Place.of(tmp_path, question), []
-    paths = work.write_results(report.study, ("table2",), place, failures)
+    monkeypatch.setattr(results.figures, "draw_all", broken)
+    monkeypatch.setattr(results, "write_page", broken)
+    folders, failures = results.Folders.of(tmp_path, spec), []
+    paths = results.write_results(report.study, ("table2",), folders, failures)
     assert [path.name for path in paths] == ["results.md", "records.json"]
     assert all(path.is_file() for path in paths)
     assert [text.partition(" ")[0] for text in failures] == ["figures", "report.html"]
     with pytest.raises(ValueError, match="nothing to draw with"):
-        work.write_results(report.study, ("table2",), place)
+        results.write_results(report.study, ("table2",), folders)

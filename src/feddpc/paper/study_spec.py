@@ -1,4 +1,4 @@
-"""What is asked for: which data set, how much of the experiment, which rows, and settings chosen how."""
+"""What to reproduce: data set, scale, rows, seeds, grid, and how settings are chosen."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Question:
-    """One data set at one scale; ``placing`` (device, engine, precision) says where, how fast and how exactly."""
+class StudySpec:
+    """One data set at one scale; ``execution`` holds device, engine and precision."""
 
     data: str
     scale: str
@@ -45,7 +45,7 @@ class Question:
     grid_rounds: int | None = None  #: instead of as many as the table's
     rates: tuple[float, ...] = published.RATES  #: of the grid
     values: tuple[float, ...] = published.VALUES  #: of the grid, for the second hyper-parameter
-    placing: dict[str, Any] = field(default_factory=dict)
+    execution: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.scale not in (sizes := presets.scales(self.data)):
@@ -62,14 +62,14 @@ class Question:
 
     def config(self, method: str, setting: Setting, **changes: Any) -> Config:
         """Return the configuration of one method at one setting."""
-        values = {"scale": self.scale, "lr": setting.lr, "hyper": setting.hyper, **self.placing}
+        values = {"scale": self.scale, "lr": setting.lr, "hyper": setting.hyper, **self.execution}
         if self.rounds is not None:
             values["rounds"] = self.rounds
         values |= changes
         return presets.PRESETS[self.data](method, **values)
 
     def best(self, tuned: Tuned, alpha: float, name: str) -> Setting:
-        """Return the best setting of a row, or say how it is found out."""
+        """Return the best setting of a row, or raise with the command that finds it."""
         found = tuned.settings.get(alpha, {}).get(name, {}).get(self.select)
         if found is None:
             command = f"feddpc reproduce table2 --data {self.data} --alpha {alpha:g} --grid"
@@ -81,11 +81,11 @@ class Question:
 
     @property
     def short(self) -> str:
-        """What is cut from the paper's experiment; empty if nothing."""
+        """What is left out of the paper's experiment; empty if nothing."""
         return self._cut(self.rounds)
 
     def _cut(self, rounds: int | None) -> str:
-        """Say what is cut if there are so many rounds, or those of the scale."""
+        """Say what is left out with that many rounds, or with those of the scale."""
         cut, whole = presets.scales(self.data)[self.scale].short, presets.PRESETS[self.data](scale="paper").rounds
         if rounds is None:
             return cut
@@ -95,13 +95,13 @@ class Question:
     @property
     def slug(self) -> str:
         """A name for the folder of the study."""
-        precision = self.placing.get("precision", Config.precision)
+        precision = self.execution.get("precision", Config.precision)
         parts = [self.scale, *([] if self.rounds is None else [f"{self.rounds}-rounds"])]
         return "-".join(parts if precision == Config.precision else [*parts, precision])
 
     @property
     def grid_words(self) -> str:
-        """What the grid is, for the record of its winners."""
+        """The grid in words, for the file of its winners."""
         whole = self.rates == published.RATES and self.values == published.VALUES
         part = "" if whole else f" (part of it: rates {_listed(self.rates)}, values {_listed(self.values)})"
         short = self._cut(self.grid_rounds or self.rounds)
@@ -115,7 +115,7 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def label(name: str) -> str:
-    """Return what a row of Table 2 is called.
+    """Return the label of a row of Table 2.
 
     >>> label("fedprox"), label(DOUBLED)
     ('FedProx', 'FedAvg, step x2')

@@ -1,0 +1,174 @@
+"""From rows to results: run what is missing, collect what is there, and write the folder of the study.
+
+``OUT/DATA/runs`` is a study with the runs of all scales, so that nothing is run twice; ``OUT/DATA/tuned.json`` holds
+the settings that a grid found best, ``OUT/DATA/SCALE`` the results: records, tables, figures, page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from feddpc.data import fetch
+from feddpc.errors import DataError
+from feddpc.paper import documents, figures, plan, records
+from feddpc.paper.study import Line, Row, Study, all_runs, joined
+from feddpc.paper.study_spec import StudySpec
+from feddpc.paper.tuned import Tuned, known, setting_of, winners
+from feddpc.report.failures import noted
+from feddpc.report.page import write_page
+from feddpc.runs.record import load
+from feddpc.runs.runner import Stop
+from feddpc.storage import explain_os_errors, replace_text
+from feddpc.study import RunResult, RunSpec, run_study
+from feddpc.study.folder import StudyFolder
+from feddpc.study.runner import OnProgress
+from feddpc.study.workers import Workers
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a reproduction keeps its files."""
+
+    base: Path  #: of the data set
+    results: Path  #: of the scale
+
+    @classmethod
+    def of(cls, out: Path, spec: StudySpec) -> Folders:
+        """Return the folders of a spec below ``out``."""
+        return cls(out / spec.data, out / spec.data / spec.slug)
+
+    @property
+    def runs(self) -> Path:
+        """The folder of the study that holds the runs."""
+        return self.base / "runs"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How runs are made; with ``report_only`` none are."""
+
+    report_only: bool = False
+    workers: Workers | None = None
+    on_progress: OnProgress | None = None
+    stop: Stop | None = None
+
+
+def require_data(names: Sequence[str]) -> None:
+    """Raise if a data set is absent, with the commands that get all that are."""
+    commands = {entry.name: entry.command for entry in fetch.entries() if entry.command and entry.name in names}
+    if commands:
+        get = " and ".join(f"`{command}`" for command in commands.values())
+        raise DataError(
+            f"{', '.join(commands)}: not on this machine. Run {get} first, or try `--data digits`, which needs nothing"
+        )
+
+
+def collect(lines: Sequence[Line], folders: Folders, options: RunOptions) -> tuple[list[Row], list[RunResult], float]:
+    """Run what is missing of ``lines``; return their rows with all runs that ended, what did not end, and seconds."""
+    specs = [RunSpec(line.of(seed), f"{line.label} seed {seed}") for line in lines for seed in line.seeds]
+    results, spent = [StudyFolder(folders.runs).read(spec) for spec in specs], 0.0
+    if not options.report_only and not all(result.ended for result in results):
+        began = time.monotonic()
+        how = {"workers": options.workers, "on_progress": options.on_progress, "stop": options.stop}
+        results = run_study(specs, folders.runs, **how)  # type: ignore[arg-type]
+        spent = time.monotonic() - began
+    by_key = {result.key: result for result in results}
+    runs = {key: load(result.path) for key, result in by_key.items() if result.ended}
+    keys = iter(result.key for result in results)
+    rows = [Row(line, {seed: runs[key] for seed in line.seeds if (key := next(keys)) in runs}) for line in lines]
+    return rows, [result for key, result in by_key.items() if key not in runs], spent
+
+
+def store_winners(spec: StudySpec, rows: Sequence[Row], folders: Folders) -> Tuned:
+    """Store the best settings of a grid, next to those of other alphas and methods that are already there."""
+    path = folders.base / "tuned.json"
+    before = Tuned.read(path) if path.is_file() else Tuned("")
+    settings = {alpha: dict(chosen) for alpha, chosen in before.settings.items()}
+    source, older = spec.grid_words, {(alpha, name) for alpha, chosen in settings.items() for name in chosen}
+    older -= {(alpha, name) for alpha in spec.alphas for name in spec.rows}
+    if older:  # of other methods or alphas
+        source = before.source if before.source.startswith(source) else f"{source}; for others, {before.source}"
+    for alpha in spec.alphas:
+        own = [row for row in rows if row.line.alpha == alpha]
+        chosen = {name: {by: setting_of(row) for by, row in best.items()} for name, best in winners(own).items()}
+        settings[alpha] = settings.get(alpha, {}) | chosen
+    tuned = Tuned(source, settings)
+    tuned.write(path)
+    return tuned
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of one call."""
+
+    study: Study
+    parts: tuple[str, ...]  #: those that were asked for
+    missing: list[RunResult]  #: runs that have not ended
+    paths: list[Path]
+    failures: list[str] = field(default_factory=list)  #: figures or pages that could not be made, and why
+
+
+def reproduce(spec: StudySpec, parts: Sequence[str], folders: Folders, options: RunOptions, *, grid: bool) -> Report:
+    """Run what the ``parts`` of a spec need, after its ``grid`` if asked for, and write all results."""
+    rows: list[Row] = []
+    missing: list[RunResult] = []
+    tuned, done, spent = known(spec.data, folders.base), tuple(parts), 0.0
+    if grid:
+        rows, missing, spent = collect(plan.grid(spec), folders, options)
+        done = ("grid", *parts)
+    if any(result.status == "missing" for result in missing):
+        done = ("grid",)  # an unfinished grid has no winners
+    else:
+        tuned = store_winners(spec, rows, folders) if grid else tuned
+        more, still, longer = collect(plan.lines(parts, spec, tuned), folders, options)
+        rows, missing, spent = [*rows, *more], [*missing, *still], spent + longer
+    origin = {
+        "settings": f"best on {spec.select}; {tuned.source}",
+        "machine": records.machine(all_runs(rows)),
+        "spent": round(spent, 1),
+    }
+    if not options.report_only and options.workers is not None and options.workers.at_once > 1:
+        origin["at_once"] = options.workers.at_once
+    study = Study(spec.data, spec.slug, spec.short, rows, origin)
+    if (stored := folders.results / "records.json").is_file():
+        study = joined(records.read(stored), study)  # with what earlier calls asked for
+    failures: list[str] = []
+    return Report(study, done, missing, write_results(study, done, folders, failures), failures)
+
+
+def write_results(
+    study: Study, parts: Sequence[str], folders: Folders, failures: list[str] | None = None
+) -> list[Path]:
+    """Write records, tables, figures and page of a study; return the paths that a person wants to see.
+
+    With ``failures``, figures or a page that cannot be made are listed there with the reason.
+    """
+    folder = folders.results
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    records.write(study, folder / "records.json")
+    for part in parts:
+        for table in documents.part_tables(study, part):
+            replace_text(folder / f"{table.name}.csv", table.csv())
+    drawn: list[Path] = []
+    with noted(folder / "figures", failures):
+        drawn = figures.draw_all(study, folder, parts)
+    pictures = {path.stem: path.name for path in drawn}
+    replace_text(folder / "results.md", documents.section(study, parts, pictures) + "\n")
+    paths = [folder / "results.md", *drawn, folder / "records.json"]
+    # A page of hundreds of settings shows nothing: the grid is in the table only.
+    if runs := all_runs(row for part in parts if part != "grid" for row in study.part(part)):
+        title = f"Reproduction: {study.title}"
+        with noted(folder / "report.html", failures):
+            paths.append(write_page(folder / "report.html", runs, title=title, notes=_notes(study)))
+    return paths
+
+
+def _notes(study: Study) -> list[str]:
+    """Return what a reader of the page must know first."""
+    missing = sum(len(row.missing) for row in study.rows)
+    notes = [f"This is a shortened version of the paper's experiment: {study.short}."] if study.short else []
+    return [*notes, *([f"{missing} runs are missing."] if missing else [])]

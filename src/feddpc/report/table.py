@@ -1,0 +1,130 @@
+"""A table of text for the terminal, Markdown and spreadsheets; and the table of what a sweep chose."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from feddpc.report.groups import show
+from feddpc.study.choose import Choice
+
+if TYPE_CHECKING:
+    import rich.table
+
+#: Text of at most so many characters is not wrapped.
+SHORT = 12
+SWEEP_LEGEND = (
+    "Accuracies in %, mean over seeds ± sample standard deviation. test: for a setting chosen by validation, in the "
+    "round that validation data choose; for one chosen by test, the highest of any round, which is optimistic. budget: "
+    "settings x seeds x rounds."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of cells. The first column is text, the others are numbers unless named in ``text_columns``."""
+
+    name: str  #: of its file, without suffix
+    title: str
+    headings: tuple[str, ...]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+    bold: frozenset[int] = frozenset()  #: rows in bold
+    text_columns: frozenset[str] = frozenset()
+
+    def markdown(self) -> str:
+        """Return the table for a document, notes below.
+
+        >>> print(Table("t", "T", ("a", "b"), [["x", "1"]], ["Note."], bold=frozenset({0})).markdown())
+        **T**
+        <BLANKLINE>
+        | a | b |
+        |---|---:|
+        | **x** | **1** |
+        <BLANKLINE>
+        Note.
+        """
+        rule = "|".join("---" if self._is_text(heading) else "---:" for heading in self.headings)
+        lines = [f"**{self.title}**", "", _piped(self.headings), f"|{rule}|"]
+        for i, row in enumerate(self.rows):
+            lines.append(_piped([f"**{cell}**" if i in self.bold and cell else cell for cell in row]))
+        return "\n".join([*lines, *(part for note in self.notes for part in ("", note))])
+
+    def csv(self) -> str:
+        """Return the table for a spreadsheet."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.headings, *self.rows])
+        return text.getvalue()
+
+    def rich(self, *, wrap: bool = False) -> rich.table.Table:
+        """Return the table for a terminal; with ``wrap``, numbers may be broken where it is narrow."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for i, heading in enumerate(self.headings):
+            text = self._is_text(heading)
+            long = text and max((len(row[i]) for row in self.rows), default=0) > SHORT
+            table.add_column(heading, justify="left" if text else "right", overflow="fold", no_wrap=not (long or wrap))
+        for i, row in enumerate(self.rows):
+            table.add_row(*(Text(cell, style="bold" if i in self.bold else "") for cell in row))
+        return table
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the table for JSON."""
+        return {"title": self.title, "headings": self.headings, "rows": self.rows, "notes": self.notes}
+
+    def _is_text(self, heading: str) -> bool:
+        return heading == self.headings[0] or heading in self.text_columns
+
+
+def _piped(cells: tuple[str, ...] | list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def percent(mean: float | None, spread: float | None = None) -> str:
+    """Return a share as percent.
+
+    >>> percent(0.544, 0.0031), percent(0.5), percent(None)
+    ('54.40 ± 0.31', '50.00', '-')
+    """
+    if mean is None:
+        return "-"
+    return f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+
+
+def sweep_table(choices: Sequence[Choice], select: str) -> Table:
+    """Return what a sweep chose: two rows per method and problem, those chosen by ``select`` in bold."""
+    order = [(choice.method, choice.problem) for choice in choices]
+    rows = sorted(choices, key=lambda c: order.index((c.method, c.problem)))
+    headings = ["method", "chosen by", "setting", "validation", "test", "round", "last 10", "budget"]
+    noted = any(choice.notes for choice in rows)
+    return Table(
+        "chosen",
+        "",
+        (*headings, *(["notes"] if noted else [])),
+        [[*_choice_cells(choice), *(["; ".join(choice.notes)] if noted else [])] for choice in rows],
+        [SWEEP_LEGEND],
+        frozenset(i for i, choice in enumerate(rows) if choice.by == select),
+        frozenset({"chosen by", "setting", "notes"}),
+    )
+
+
+def _choice_cells(choice: Choice) -> list[str]:
+    # Four digits are enough to recognize a setting; chosen.json has them all.
+    chosen = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in (choice.settings or {}).items()}
+    setting = " ".join(f"{k}={show(v)}" for k, v in chosen.items())
+    return [
+        " ".join([choice.method, *(f"{k}={show(v)}" for k, v in choice.problem.items())]),
+        choice.by,
+        "nothing can be chosen" if choice.settings is None else setting or "defaults",
+        percent(choice.validation_accuracy),
+        percent(choice.test_accuracy, choice.test_spread),
+        "-" if choice.round is None else str(choice.round),
+        percent(choice.last10_accuracy),
+        f"{choice.count}x{choice.seeds}x{choice.rounds}",
+    ]

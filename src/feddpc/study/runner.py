@@ -1,0 +1,214 @@
+"""Running the runs of a study that are not there yet, with workers that may die, next to other processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddpc.runs.runner import CHECKPOINT_SECONDS, Stop
+from feddpc.storage import explain_os_errors, make_folder, replace_text, without_sync
+from feddpc.study import setup_cache
+from feddpc.study.folder import RunResult, StudyFolder, locked
+from feddpc.study.spec import RunSpec
+from feddpc.study.workers import STUDY_ID, Batch, InProcess, Pool, Returned, RunReport, Workers
+from feddpc.torch_globals import preserve_torch_globals
+
+#: How often a worker may die during a run before the run counts as failed.
+MAX_DEATHS = 3
+#: Seconds between two looks at runs that other processes have, and between two reports of progress.
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a study is."""
+
+    total: int
+    ended: int  #: done or diverged
+    failed: int
+    running: int
+    rounds: int  #: recorded so far, in all runs
+    all_rounds: int  #: to be recorded in total
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@preserve_torch_globals()
+def run_study(
+    specs: Sequence[RunSpec],
+    folder: Path,
+    *,
+    workers: Workers | None = None,
+    on_progress: OnProgress | None = None,
+    stop: Stop | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> list[RunResult]:
+    """Run what is not there yet and return the results of all runs, in the order of ``specs``.
+
+    A finished run is not run again, an unfinished one continues from its checkpoint, and a failed one is tried again.
+    Other processes may work on the same folder, on this machine or another: each run is made by the process that
+    holds the lock of its folder, and each call returns when all its runs are there. A request to ``stop`` is obeyed
+    after the present round.
+    """
+    study = _Study(specs, folder, checkpoint_seconds, on_progress, stop or Stop())
+    study.run(workers or InProcess())
+    results = {key: study.result(key) for key in study.specs}
+    study.folder.write_results(list(results.values()))
+    return [dataclasses.replace(results[spec.key], spec=spec) for spec in specs]
+
+
+class _Study:
+    """One call of :func:`run_study`."""
+
+    def __init__(
+        self,
+        specs: Sequence[RunSpec],
+        folder: Path,
+        checkpoint_seconds: float,
+        on_progress: OnProgress | None,
+        stop: Stop,
+    ) -> None:
+        self.folder, self.stop, self.on_progress = StudyFolder(folder), stop, on_progress
+        self.checkpoint_seconds = checkpoint_seconds
+        self.specs = {spec.key: spec for spec in specs}
+        with without_sync():
+            make_folder(folder)
+        self.results = {key: self.folder.read(spec) for key, spec in self.specs.items()}
+        self.open = _by_setup([spec for key, spec in self.specs.items() if not self.results[key].ended])
+        for spec in self.open:
+            self.folder.clear_failure(spec)
+        self.out: list[Batch] = []
+        self.deaths: Counter[str] = Counter()
+        self.not_before: dict[str, float] = {}  #: when to look again at a run that another process has
+        self.study_id = ""
+        self.reported = 0.0
+
+    def run(self, workers: Workers) -> None:
+        """Work until no run is open, or a stop is requested."""
+        if not self.open:
+            return
+        if workers.remote:
+            self.study_id = _study_id(self.folder.folder)
+        with workers.open(self.stop, self._report) as pool:
+            stopping = False
+            while self.open or self.out:
+                if self.stop.wanted and not stopping:
+                    stopping = True
+                    pool.stop()
+                if stopping and not self.out:
+                    return
+                while not stopping and len(self.out) < pool.size and self._submit(pool, workers):
+                    pass
+                if self.out:
+                    self._report()
+                    for returned in pool.wait(POLL_SECONDS):
+                        self._receive(returned)
+                elif self.open:
+                    self._report()
+                    time.sleep(POLL_SECONDS)  # other processes have the rest
+
+    def result(self, key: str) -> RunResult:
+        """Return the result of a run, read again unless the run had ended."""
+        if not self.results[key].ended:
+            self.results[key] = self.folder.read(self.specs[key])
+        return self.results[key]
+
+    def _submit(self, pool: Pool, workers: Workers) -> bool:
+        """Give the next runs with one setup to a worker; False if there are none."""
+        specs: list[RunSpec] = []
+        out, now = {spec.key for batch in self.out for spec in batch.specs}, time.monotonic()
+        for spec in list(self.open):
+            if specs and setup_cache.setup_key(spec.complete) != setup_cache.setup_key(specs[0].complete):
+                break
+            if spec.key in out or self.not_before.get(spec.key, now) > now:
+                continue
+            if spec.key in self.not_before and self.result(spec.key).ended:  # by another process
+                self._close(spec.key)
+                continue
+            specs.append(spec)
+            if len(specs) == workers.batch_size:
+                break
+        if not specs:
+            return False
+        folder = self.folder.folder.resolve()
+        batch = Batch(tuple(specs), folder, self.checkpoint_seconds, workers.at_once, self.study_id)
+        self.out.append(batch)
+        pool.submit(batch)
+        return True
+
+    def _receive(self, returned: Returned) -> None:
+        """Record how the runs of a batch went."""
+        self.out.remove(returned.batch)
+        for report in returned.reports:
+            self._record(report)
+        for spec in () if returned.reports or self.stop.wanted else returned.batch.specs:
+            self.deaths[spec.key] += 1
+            if self.deaths[spec.key] >= MAX_DEATHS:
+                self.folder.fail(spec, f"its worker died {MAX_DEATHS} times, last: {returned.died}")
+                self._close(spec.key)
+        self._report(now=True)
+
+    def _record(self, report: RunReport) -> None:
+        if report.files:
+            self._store_files(report)
+        if report.state == "failed":
+            self.folder.fail(self.specs[report.key], report.message, report.trace)
+        if report.state in ("ended", "failed"):
+            self._close(report.key)
+        if report.state == "busy":
+            self.not_before[report.key] = time.monotonic() + POLL_SECONDS
+
+    def _store_files(self, report: RunReport) -> None:
+        """Put a run folder in place that came from a machine without access to this folder."""
+        path = self.folder.path(self.specs[report.key])
+        part = path.with_name(f".{report.key}.part")
+        with explain_os_errors(path):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            for name, content in report.files.items():
+                (part / name).write_bytes(content)
+            shutil.rmtree(path, ignore_errors=True)  # an unfinished attempt
+            part.rename(path)
+
+    def _close(self, key: str) -> None:
+        self.open = [spec for spec in self.open if spec.key != key]
+        self.result(key)
+
+    def _report(self, *, now: bool = False) -> None:
+        """Report progress, every POLL_SECONDS at most."""
+        if self.on_progress is None or (not now and time.monotonic() - self.reported < POLL_SECONDS):
+            return
+        self.reported = time.monotonic()
+        sent = [spec for batch in self.out for spec in batch.specs]
+        for spec in sent:  # some runs of a batch that is out may have ended
+            if (self.folder.path(spec) / "summary.json").is_file():
+                self.result(spec.key)
+        ended = [result for result in self.results.values() if result.ended]
+        running = [spec for spec in sent if not self.results[spec.key].ended and self.folder.path(spec).is_dir()]
+        failed = sum(result.status == "failed" for result in self.results.values())
+        rounds = sum(result.rounds for result in ended) + sum(map(self.folder.rounds, running))
+        all_rounds = sum(spec.config.rounds for spec in self.specs.values())
+        self.on_progress(Progress(len(self.specs), len(ended), failed, len(running), rounds, all_rounds))
+
+
+def _by_setup(specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """Put runs together that share data, partition and model, so that these are built once."""
+    groups: dict[str, list[RunSpec]] = {}
+    for spec in specs:
+        groups.setdefault(setup_cache.setup_key(spec.complete), []).append(spec)
+    return [spec for group in groups.values() for spec in group]
+
+
+def _study_id(folder: Path) -> str:
+    """Return the id of a study's folder, by which other machines recognize it."""
+    with locked(folder):
+        if not (folder / STUDY_ID).exists():
+            replace_text(folder / STUDY_ID, uuid.uuid4().hex)
+        return (folder / STUDY_ID).read_text(encoding="utf-8")

@@ -1,0 +1,112 @@
+"""A whole sweep: ask for settings, run them, report their scores, until the budget is spent; then choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from feddpc.study.choose import BY, Choice, choose
+from feddpc.study.folder import RunResult, StudyFolder
+from feddpc.study.plan import StudyPlan, claim
+from feddpc.study.runner import OnProgress, Progress, run_study
+from feddpc.study.spec import RunSpec
+
+#: Runs specs, or looks up their results, and returns these in the same order.
+Run = Callable[[Sequence[RunSpec]], list[RunResult]]
+
+
+def run_sweep(
+    plan: StudyPlan, folder: Path, *, extend: bool = False, on_progress: OnProgress | None = None, **how: Any
+) -> list[RunResult]:
+    """Run the sweep ``plan`` in ``folder``, or what is left of it; ``how`` goes to :func:`~feddpc.study.run_study`.
+
+    With ``extend``, ``plan`` may have more methods, seeds, grid values and trials than the one in ``folder``.
+    """
+    total, before = sum(plan.budgets().values()) * len(plan.seeds), Progress(0, 0, 0, 0, 0, 0)
+    last = before
+
+    def report(now: Progress) -> None:
+        nonlocal last
+        last = Progress(
+            total=total,
+            ended=before.ended + now.ended,
+            failed=before.failed + now.failed,
+            running=now.running,
+            rounds=before.rounds + now.rounds,
+            all_rounds=total * (now.all_rounds // now.total),
+        )
+        if on_progress is not None:
+            on_progress(last)
+
+    def run(specs: Sequence[RunSpec]) -> list[RunResult]:
+        nonlocal before
+        before = last
+        for spec in specs:
+            _ = spec.key  # raises what is wrong with a setting before anything is written
+        claim(folder, plan, extend=extend)
+        return run_study(specs, folder, on_progress=report, **how)
+
+    results = run_trials(plan, run)
+    write_tables(folder, plan, results)
+    return results
+
+
+def write_tables(folder: Path, plan: StudyPlan | None, results: Sequence[RunResult]) -> None:
+    """Write the results of a sweep and what is chosen from them."""
+    choices = [choice.as_dict() for choice in choose_both(results, plan)]
+    StudyFolder(folder).write_results(results, choices)
+
+
+def choose_both(results: Sequence[RunResult], plan: StudyPlan | None = None) -> list[Choice]:
+    """Return what validation data choose, where there are any, and what the test set chooses.
+
+    With the ``plan`` of a grid, every choice names the keys whose best value lies at an end of the grid.
+    """
+    ways = [by for by in BY if by == "test" or any(r.validation_accuracy is not None for r in results)]
+    axes = plan.space.axes if plan and plan.space and plan.space.trials is None else {}
+    return [choice.with_grid_ends(axes) for by in ways for choice in choose(results, by)]
+
+
+def run_trials(plan: StudyPlan, run: Run) -> list[RunResult]:
+    """Run the trials of ``plan``; a search that lacks a score ends there.
+
+    The results are in the order of the methods, and for each method in the order of its trials and seeds.
+    """
+    searches = plan.searches()
+    results: dict[str, list[RunResult]] = {method: [] for method in searches}
+    while True:
+        asked = {method: search.ask() for method, search in searches.items()}
+        trials = [(method, plan.specs(method, settings)) for method, batch in asked.items() for settings in batch]
+        if not trials:
+            break
+        answers = iter(run([spec for _, specs in trials for spec in specs]))
+        scores: dict[str, list[float | None]] = {method: [] for method in searches}
+        missing = False
+        for method, specs in trials:
+            trial = [next(answers) for _ in specs]
+            results[method] += trial
+            scores[method].append(plan.score(trial))
+            missing = missing or any(result.status == "missing" for result in trial)
+        for method, search in searches.items():
+            search.tell(scores[method])
+        if missing:
+            break
+    return [result for mine in results.values() for result in mine]
+
+
+def gather(plan: StudyPlan, folders: Sequence[Path]) -> list[RunResult]:
+    """Return the results of a sweep whose runs lie in several folders; the best that is known of each run."""
+    return run_trials(plan, lambda specs: [_best(spec, folders) for spec in specs])
+
+
+def scan(folders: Sequence[Path]) -> list[RunResult]:
+    """Return the results of all runs in some folders, whatever they were made for."""
+    specs = {spec.key: spec for folder in reversed(folders) for spec in StudyFolder(folder).stored_specs()}
+    return [_best(spec, folders) for spec in specs.values()]
+
+
+def _best(spec: RunSpec, folders: Sequence[Path]) -> RunResult:
+    results = [StudyFolder(folder).read(spec) for folder in folders]
+    rank = ("done", "diverged", "failed", "missing")
+    return min(results, key=lambda r: (rank.index(r.status), -r.rounds))
