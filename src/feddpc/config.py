@@ -282,7 +282,7 @@ def execution_keys() -> tuple[str, ...]:
     """Return the keys that decide where and how fast a run computes, but not what.
 
     >>> execution_keys()
-    ('device', 'engine', 'client_memory', 'threads')
+    ('device', 'engine', 'compile', 'client_memory', 'threads')
     """
     return tuple(name for name, facts in keys().items() if not facts.changes_numbers)
 

@@ -19,6 +19,7 @@ from feddpc.experiment import prepare
 from feddpc.methods.base import Method
 from feddpc.runs import engine_choice
 from feddpc.runs.engine_choice import choose_engine, rule
+from feddpc.study.compare import Overrides, compare
 from support import DEVICE, blobs, small_setting, uneven
 
 FEDAVG = methods.create("fedavg")
@@ -237,3 +238,23 @@ def test_a_resumed_run_keeps_its_engine(tmp_path):
     first = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     whole = simulate(engine="loop", rounds=4).records
     assert [r["test_loss"] for r in first] == [r["test_loss"] for r in whole]
+
+
+def test_a_comparison_falls_back_for_the_method_that_needs_it(tmp_path):
+    """The engine of one method is not forced on another."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "import torch.nn.functional as F\n"
+        "from feddpc.methods import Method\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class PlainMean(Method):\n"
+        "    def objective(self, task, y, batch, ctx):\n"
+        "        return F.cross_entropy(task.part(y, 'forward', batch.x), batch.y)\n"
+    )
+    overrides = Overrides({**SMALL, "threads": 1})
+    with pytest.warns(UserWarning, match="'loop'"):
+        outcomes = compare(overrides, ["fedavg", f"{file}:PlainMean"], [0], tmp_path / "out")
+    assert [outcome.config.engine for outcome in outcomes] == [AUTO, "loop"]
+    one, other = ([r["test_loss"] for r in outcome.records] for outcome in outcomes)
+    assert one == pytest.approx(other, abs=1e-4)

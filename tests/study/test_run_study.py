@@ -209,11 +209,12 @@ def test_a_damaged_item_is_found_set_aside_and_run_again(tmp_path, whole, runs, 
 def test_a_half_item_that_cannot_be_continued_is_run_again(tmp_path, whole, monkeypatch, damage):
     stopped(specs(), tmp_path / "cut", 3, monkeypatch)
     (path,) = (tmp_path / "cut" / "items").iterdir()
-    (state,) = (path / "checkpoint").glob("*.safetensors")
-    if damage == "flip":
-        state.write_bytes(state.read_bytes()[:-1] + b"\xff")
+    if damage == "flip":  # of both generations
+        for state in (path / "checkpoint").glob("*.safetensors"):
+            state.write_bytes(state.read_bytes()[:-1] + b"\xff")
     elif damage == "index":
-        (path / "checkpoint" / "checkpoint.json").write_text("{")
+        for note in (path / "checkpoint").glob("*.json"):
+            note.write_text("{")
     else:
         (path / "rounds.jsonl").write_text("")
     assert numbers(run_study(specs(), tmp_path / "cut")) == numbers(whole)

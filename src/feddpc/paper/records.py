@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from feddpc.config import Config
+from feddpc.config import Config, execution_keys
 from feddpc.data.specs import spec
 from feddpc.errors import FeddpcError, RunFolderError
 from feddpc.paper.presets import PRESETS
@@ -27,7 +27,7 @@ _ACCURACIES = ("test_accuracy", "validation_accuracy")
 _COLUMNS = (*_ACCURACIES, "train_loss", "mean_scale", "mean_cosine")
 #: What a run has of its own; the rest of its configuration is its line's, but for how fast it was.
 _WHERE = ("engine", "device")
-_HOW = (*_WHERE, "threads", "client_memory")
+_HOW = execution_keys()
 _SPEED = ("engine", "precision")
 _MACHINE = ("feddpc", "python", "torch", "processor", "cores", "device")
 

@@ -72,7 +72,7 @@ def compare(
 
     A run that diverges is kept, and the others continue; a request to stop ends the comparison after the round.
     ``resume`` continues the comparison in ``out``; ``extend`` does so with more methods or seeds. The first run is
-    alone in any case: all others use its engine, so that their seconds per round can be compared.
+    alone in any case: with ``engine = "fastest"`` all others use the engine that it chose.
     """
     stop, resume = stop or Stop(), resume or extend
     check_int("at_once", at_once, 1)
@@ -114,8 +114,9 @@ def compare(
             listener.end(outcome.summary)
         return outcome
 
-    first = run(specs[0], stored[0] if stored else None, listener)
-    engine = first.config.engine if first else None
+    timed = overrides.values.get("engine") == "fastest"  # then one choice for all, so that seconds can be compared
+    first = run(specs[0], stored[0] if stored and timed else None, listener)
+    engine = first.config.engine if first and timed else None
     listeners = [listener.another() if listener and at_once > 1 else listener for _ in specs[1:]]
     jobs = [partial(run, spec, engine, other) for spec, other in zip(specs[1:], listeners, strict=True)]
     return [outcome for outcome in (first, *run_concurrently(jobs, at_once)) if outcome]

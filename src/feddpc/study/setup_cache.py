@@ -18,7 +18,18 @@ from feddpc.torch_globals import set_precision
 #: Number of settings kept at a time; each has its data on the device.
 CACHE_SIZE = 2
 #: Keys that may differ between runs that share a setup.
-PER_RUN_KEYS = ("method", "hyper", "lr", "server_lr", "lr_decay", "weighting", "rounds", "engine", "client_memory")
+PER_RUN_KEYS = (
+    "method",
+    "hyper",
+    "lr",
+    "server_lr",
+    "lr_decay",
+    "weighting",
+    "rounds",
+    "engine",
+    "compile",
+    "client_memory",
+)
 _RATES = ("server_lr", "lr_decay", "weighting")
 _cache: OrderedDict[str, Setting] = OrderedDict()
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from feddpc import experiment, methods
-from feddpc.config import PARTS, Config
+from feddpc.config import PARTS, Config, execution_keys
 from feddpc.experiment import make_method
 from feddpc.method_setup import with_reserve
 from feddpc.study.setup_cache import dataset, fingerprint
 
 #: Keys that decide where and how fast a run is made, not its numbers.
-EXECUTION_KEYS = ("engine", "device", "threads", "client_memory")
+EXECUTION_KEYS = execution_keys()
 
 
 @dataclass(frozen=True)
