@@ -75,7 +75,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a folder's entries to the disk, where the system can, and unless within :func:`unsynced`."""
+    """Bring a folder's entries to the disk, where the system can, and unless within :func:`without_sync`."""
     if not _unsynced.get():
         sync_folder_now(folder)
 

@@ -258,3 +258,20 @@ def test_a_comparison_falls_back_for_the_method_that_needs_it(tmp_path):
     assert [outcome.config.engine for outcome in outcomes] == [AUTO, "loop"]
     one, other = ([r["test_loss"] for r in outcome.records] for outcome in outcomes)
     assert one == pytest.approx(other, abs=1e-4)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Float32Memory(Method):
+    """Its memory has torch's default type, whatever the model's is."""
+
+    name = "float32memory"
+
+    def init_client(self, w):
+        return {"c": torch.zeros(w.shape, device=w.device)}
+
+    def finish(self, y, ctx):
+        return {"delta": ctx.w - y}, {"c": ctx.state["c"] + (ctx.w - y)}
+
+
+def test_code_that_only_works_in_the_precision_of_the_run_is_compared_in_that():
+    assert simulate(method=Float32Memory()).config.engine == AUTO

@@ -145,6 +145,7 @@ def test_which_methods_are_plain_follows_from_what_they_do():
         (lambda: flower.FedDPC(max_norm=-1.0), "max_norm"),
         (lambda: flower.FedDPC(weighting="size"), "weighting"),
         (lambda: flower.MIFA(), "population"),
+        (lambda: flower.ClusterFedVARP(population=20, weighting="samples"), "weighting"),
         (lambda: flower.ClusterFedVARP(), "population"),
         (lambda: flower.MIFA(population=4, weighting="samples"), "never came"),
     ],

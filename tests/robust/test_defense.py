@@ -1,19 +1,22 @@
 """The adaptive norm bound, and robust rules with every method."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
+import feddpc
 from feddpc import methods
 from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
-from feddpc.methods.base import overrides
+from feddpc.methods import FedVARP, Step
+from feddpc.methods.base import Cohort, overrides
 from feddpc.robust import defense, rules
 from feddpc.robust.defense import Defense
 from feddpc.round import sampling
 from feddpc.round.round import run_round
+from feddpc.round.server_step import Policies, server_step
 from feddpc.round.state import RunState
 from support import VARIANTS, run_rounds, setting_for, small_setting
 
@@ -164,3 +167,25 @@ def test_orthogonality_survives_every_rule():
             if last is not None:
                 assert abs(float(delta @ last)) <= 1e-10 * float(delta.norm() * last.norm())
             last = delta
+
+
+def test_a_rule_reaches_the_last_word_of_a_method():
+    """A subclass that overrides `aggregate` alone gets judged uploads there, not the `combine` of its base."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(FedVARP):
+        def aggregate(self, w, server, up, cohort):
+            return Step(up["delta"].mean(0) + 40, rate=1.0, server=server)
+
+    w = torch.zeros(2)
+    cohort = Cohort(1, torch.arange(3), 3, torch.full((3,), 1 / 3, dtype=torch.float64), torch.ones(3), 1.0, 1.0)
+    up = {"delta": torch.tensor([[1.0, 1.0], [2.0, 2.0], [900.0, 900.0]])}
+    policies = Policies(Defense(rules.make("median")))
+    outcome = server_step(Mine(), w, Mine().init_server(w, 3), up, cohort, policies, {})
+    assert outcome.step.update.tolist() == [42.0, 42.0]
+
+
+def test_a_guard_that_excludes_is_refused_with_a_rule_before_anything_is_written(tmp_path):
+    with pytest.raises(BadInputError, match="guard"):
+        feddpc.simulate(hyper={"guard": "exclude"}, rule="median", rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

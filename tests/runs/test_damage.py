@@ -24,6 +24,7 @@ DAMAGE = {
     "cut in the middle": lambda data: data[: len(data) // 2],
     "cut by one byte": lambda data: data[:-2],  # the last one of a text is the end of a line, which says nothing
     "emptied": lambda data: b"",
+    "no text": lambda data: b"\xff\xfe" + data,
     "gone": None,
 }
 #: What is made again if it is gone, and comes out as it was; where a bit may be one of a text that decides nothing.
@@ -123,3 +124,17 @@ def test_if_both_are_damaged_it_is_said_and_nothing_is_changed(killed, tmp_path,
         run(method, folder)
     assert names[0] in str(said.value) or "checkpoint" in str(said.value)
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("how", ["no text", "gone", "emptied"])
+@pytest.mark.parametrize("name", LAST)
+def test_after_a_fallback_there_are_two_good_generations_again(killed, tmp_path, how, name):
+    """Whatever is lost next, of the two that were written since."""
+    method, cut, w = killed
+    folder = shutil.copytree(cut, tmp_path / "run")
+    hurt(folder / "checkpoint" / name, how)
+    with pytest.warns(UserWarning, match="of round 2"), pytest.raises(KilledError):
+        run(method, folder, kill=True)  # it falls back, makes round 3 again, and is killed after it
+    hurt(folder / "checkpoint" / LAST[0], "emptied")
+    with pytest.warns(UserWarning, match="of round 2"):
+        assert torch.equal(run(method, folder).w, w)

@@ -6,6 +6,7 @@ import pytest
 
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.study import Space, StudyPlan, run_sweep, workers
+from feddpc.study.compare import compare
 from feddpc.study.overrides import Overrides
 from feddpc.study.plan import extend_stored, refuse_another, stored_plan
 from feddpc.study.sweep import choose_both
@@ -79,3 +80,15 @@ def test_a_hyper_parameter_at_the_end_of_its_grid():
     for key in ("lam", "hyper.lam", "feddpc.lam"):
         grid = StudyPlan(["feddpc"], [0], Overrides({"validation": 0.1}), Space.grid({key: [0.1, 0.5, 0.9]}))
         assert choose_both(results, grid)[0].grid_ends == ["lam"]
+
+
+def test_a_comparison_is_not_extended_by_a_method_that_would_leave_others_less_data(tmp_path):
+    """Data sharing needs samples at the server; all methods of a comparison have the same data."""
+    overrides = Overrides({"clients": 10, "cohort": 2, "rounds": 1, "engine": "loop", "device": "cpu", "threads": 1})
+    compare(overrides, ["fedavg"], [0], tmp_path)
+    with pytest.raises(RunFolderError, match="reserve"):
+        compare(overrides, ["fedavg", "datasharing"], [0], tmp_path, extend=True)
+    assert [o.config.method for o in compare(overrides, ["fedavg", "fedprox"], [0], tmp_path, extend=True)][
+        -1
+    ] == "fedprox"
+    assert stored_plan(tmp_path, "comparison").methods == ["fedavg", "fedprox"]

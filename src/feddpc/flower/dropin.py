@@ -140,7 +140,9 @@ class WeightsExchange(Exchange):
             raise BadInputError(f"{method.name} remembers every client: say how many there are, population=...")
         if self.weighting not in ("uniform", "samples"):
             raise BadInputError(f"weighting = {self.weighting!r}: must be 'uniform' or 'samples'")
-        if self.weighting == "samples" and method.init_slot(torch.zeros(1)):
+        if self.policies.defense is not None and self.policies.defense.rule is not None:
+            method.check_rule()
+        if self.weighting == "samples" and knows_clients(method):
             raise BadInputError(
                 f"{method.name} with weighting='samples' needs the sizes of clients that never came: use 'uniform'"
             )

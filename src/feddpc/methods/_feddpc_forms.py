@@ -107,13 +107,17 @@ class FedDPCForms(Method, ABC):
     def mean(self, v: ScaledResiduals | Tensor, g: Tensor, weights: Tensor, client_lr: float | Tensor) -> Tensor:
         """Return the mean of all v_j over ``client_lr``, orthogonal to g."""
         if isinstance(v, Tensor):  # rows that a robust rule, privacy or clients have made
-            self.require(self.guard != "exclude", "guard", "zero, soft or keep with a robust rule")
+            self.check_rule()
             return self.clean(weighted_sum(weights / client_lr, v), g)
         if self.guard == "exclude":
             weights = torch.where(v.scales.guarded_m, 0.0, weights)
             weights = safe_ratio(weights, weights.sum())
         delta = v.mean(weights, client_lr)
         return delta if v.look.clean else self.clean(delta, g, v.look.g2)
+
+    def check_rule(self) -> None:
+        """A robust rule chooses among clients itself, so that none can be left out after it."""
+        self.require(self.guard != "exclude", "guard", "zero, soft or keep with a robust rule")
 
     def clean(self, delta: Tensor, g: Tensor, g2: Tensor | None = None) -> Tensor:
         """Orthogonalize once more, in place: twice is enough."""

@@ -207,7 +207,7 @@ class Method:
         return {}
 
     def default_probe(self, w: Tensor) -> State:
-        """What stands for the answer of a client that was not asked, where :meth:`asked` leaves some out."""
+        """What stands for the answer of a client that was not asked, where :meth:`probe_mask` leaves some out."""
         return {}
 
     def client_state_from_probe(self, answers: State) -> State:
@@ -272,6 +272,10 @@ class Method:
         rows, notes = self.transform(server, up, cohort)
         step = self.combine(w, server, rows, cohort)
         return replace(step, notes={**step.notes, **notes}) if notes else step
+
+    def check_rule(self) -> None:
+        """Raise if the method cannot be run with a robust rule."""
+        return
 
     def on_empty_round(self, server: State) -> State:
         """The server's memory after a round without uploads; the model stays as it is."""

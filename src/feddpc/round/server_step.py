@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from feddpc.methods.base import Cohort, Method, State, Step, overrides
+from feddpc.methods.base import Cohort, Method, State, Step
 from feddpc.privacy import Mechanism
 from feddpc.robust.defense import Defense
 
@@ -64,14 +64,20 @@ def server_step(
     if defense is None or defense.rule is None:
         rule = method.aggregate if policies.privacy is None else _private(policies.privacy, method)
         return StepOutcome(kept, cohort, rule(w, server, uploads, cohort), watched)
-    rows, notes = method.transform(server, uploads, cohort)
+    whole = _defines_whole_rule(method)
+    rows, notes = (uploads, {}) if whole else method.transform(server, uploads, cohort)
     chosen, judged = defense.judge({key: stacked(value) for key, value in rows.items()}, cohort.steps != 0)
     if not bool(chosen.all()):
         kept, cohort = kept.masked_scatter(kept, chosen), cohort.select(chosen)
-    # A method that defines its whole rule in `aggregate` gets the judged rows there.
-    whole = overrides(method, "aggregate") and not overrides(method, "combine")
     step = (method.aggregate if whole else method.combine)(w, server, judged, cohort)
     return StepOutcome(kept, cohort, replace(step, notes={**step.notes, **notes}), watched)
+
+
+def _defines_whole_rule(method: Method) -> bool:
+    """Say whether a method's last word is `aggregate`, which then gets judged uploads, and not `combine`."""
+    order = type(method).__mro__
+    aggregate, combine = (next(i for i, c in enumerate(order) if hook in vars(c)) for hook in ("aggregate", "combine"))
+    return aggregate < combine
 
 
 def _private(privacy: Mechanism, method: Method) -> Any:

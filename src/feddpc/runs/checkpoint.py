@@ -9,7 +9,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from feddpc.storage import explain_os_errors, replace_file, replace_text, sync_f
 
 #: The format that is written and read.
 FORMAT = 3
-#: How the names of tensors begin that belong to ``Progress.watched``.
+#: How the names of tensors begin that belong to ``RunState.watched``.
 WATCHED = "watched/"
 #: The notes of the last checkpoint and of the one before it.
 NOTE, OLDER_NOTE = "checkpoint.json", "checkpoint.previous.json"
@@ -48,6 +48,7 @@ class Saved:
     beside: dict[str, LogMark] = field(default_factory=dict)  #: of other files that grow, by name
     diverged: str | None = None  #: why the run must not go on
     meter: Meter = field(default_factory=Meter)
+    older: bool = False  #: whether it is the one before the last, which is damaged
 
 
 def save(
@@ -88,17 +89,20 @@ def save(
         "diverged": diverged,
         "meter": asdict(progress.meter),
     }
-    with explain_os_errors(folder):
-        before = index.read_text(encoding="utf-8")
-    replace_text(older, before)
+    before = _read_note(index)
+    if before is not None and before["file"] != name:  # a note that is damaged, or of this round, is no fallback
+        replace_text(older, json.dumps(before, indent=1) + "\n")
     _write_note(index, note)
     for memory in memories.values():
         memory.committed()
-    kept = {name, _file_named_in(before)} | {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
+    rows = {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
+    kept = {name, (_read_note(older) or {}).get("file"), *rows}
     with explain_os_errors(folder):
-        for old in [*folder.glob("round-*.safetensors"), *folder.glob("*.rows")]:
-            if old.name not in kept:
-                old.unlink(missing_ok=True)
+        unused = [p for p in (*folder.glob("round-*.safetensors"), *folder.glob("*.rows")) if p.name not in kept]
+        if any(path.suffix == ".rows" for path in unused):  # the older checkpoint is nothing without its rows
+            older.unlink(missing_ok=True)
+        for path in unused:
+            path.unlink(missing_ok=True)
 
 
 def load(folder: Path) -> Saved | None:
@@ -118,7 +122,17 @@ def load(folder: Path) -> Saved | None:
         if saved is None:
             raise
         warnings.warn(f"{error}. Continuing from the checkpoint before it, of round {saved.round}", stacklevel=2)
-        return saved
+        return replace(saved, older=True)
+
+
+def adopt(folder: Path, saved: Saved) -> None:
+    """Continue from ``saved``, after all checks: it is the last checkpoint from now on, and any fallback is sound."""
+    with explain_os_errors(folder):
+        if saved.older:
+            replace_text(folder / NOTE, (folder / OLDER_NOTE).read_text(encoding="utf-8"))
+        if any(key.endswith(f".{SLOTS}") for key in saved.tensors):
+            # Rows on disk that only the older checkpoint needs may be overwritten.
+            (folder / OLDER_NOTE).unlink(missing_ok=True)
 
 
 def _load(folder: Path, index: Path) -> Saved | None:
@@ -199,12 +213,14 @@ def _damaged(path: Path) -> RunFolderError:
     return RunFolderError(f"{path} does not match its checksum: it was damaged; restore it or start a new run")
 
 
-def _file_named_in(note: str) -> str | None:
-    """Return the file of states that a note names, None if it names none or cannot be read."""
+def _read_note(path: Path) -> dict[str, Any] | None:
+    """Return a note that names a file of states and matches its checksum, else None."""
     try:
-        return Path(json.loads(note)["file"]).name
-    except (ValueError, KeyError, TypeError, RecursionError):
+        note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        good = isinstance(note["file"], str) and _note_digest(note) == note["note_sha256"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+    return note if good else None
 
 
 def _write_note(index: Path, note: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ LARGEST_IN_FLOAT64 = 1 << 24
 TRIAL_BATCH, TRIAL_POPULATION = 4, 1000
 
 _compared: dict[object, str | None] = {}
+_comparing = threading.Lock()
 
 
 def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, dict[str, float]]:
@@ -170,8 +172,10 @@ def disagreement(engine: Engine, setting: Setting, method: Method) -> str | None
     if covered(setting, method):
         return None
     key = _key(engine, setting, method)
-    if key not in _compared:
-        _compared[key] = _compare(engine, setting, method)
+    with _comparing:  # one at a time: several runs may begin at once, and the filters of warnings are global
+        if key not in _compared:
+            # On an engine of its own: what it learns of memory that does not suffice is not for the run.
+            _compared[key] = _compare(make_engine(engine.name, setting.config), setting, method)
     return _compared[key]
 
 
@@ -180,9 +184,9 @@ def _compare(engine: Engine, setting: Setting, method: Method) -> str | None:
     for precision in dict.fromkeys([*precisions, setting.config.precision]):
         try:
             reference = _two_rounds(Loop(), setting, method, precision)
-        except FeddpcError:
-            raise
         except Exception as error:
+            if isinstance(error, FeddpcError) and precision == setting.config.precision:
+                raise
             why = f"a trial round fails in 'loop' too: {_short(error)}"
             continue
         break

@@ -140,12 +140,17 @@ def execute(
         config = dataclasses.replace(setting.config, method=method.name, hyper=method.hyper())
     if setting.federation.privacy is not None:
         check(method)
+    if setting.federation.defense is not None and setting.federation.defense.rule is not None:
+        method.check_rule()
     resume = resume and out is not None and is_run(out)
     stored = load_config(out) if resume and out is not None else Config()
     setting = apply_method(setting, method, _learned(out) if resume and out is not None else None)
     if examine is not None:
         examine(setting)
-    wanted = engine or (stored.engine if config.engine in CHOSEN and resume else config.engine)
+    if resume and config.engine in CHOSEN:  # a resumed run keeps its engine
+        config = dataclasses.replace(config, engine=stored.engine, compile=stored.compile)
+        setting = dataclasses.replace(setting, config=dataclasses.replace(setting.config, compile=stored.compile))
+    wanted = engine or config.engine
     machine, timings = choose_engine(wanted, setting, method)
     kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
     kind = resolve(kind, method, setting.w0, setting.federation.population)
@@ -281,6 +286,8 @@ def reopen(
             )
         if any(getattr(config, key) != getattr(stored, key) for key in MAY_CHANGE):
             folder.amend(dataclasses.replace(stored, **{key: getattr(config, key) for key in MAY_CHANGE}))
+        if saved is not None:
+            checkpoint.adopt(out / "checkpoint", saved)
     except BaseException:
         folder.close()
         raise

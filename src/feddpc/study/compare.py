@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,7 +119,10 @@ def compare(
     first = run(specs[0], stored[0] if stored and timed else None, listener)
     engine = first.config.engine if first and timed else None
     listeners = [listener.another() if listener and at_once > 1 else listener for _ in specs[1:]]
-    jobs = [partial(run, spec, engine, other) for spec, other in zip(specs[1:], listeners, strict=True)]
+    rest = specs[1:]
+    if first and timed:  # with or without a compiler, as the first
+        rest = [replace(spec, config=replace(spec.config, compile=first.config.compile)) for spec in rest]
+    jobs = [partial(run, spec, engine, other) for spec, other in zip(rest, listeners, strict=True)]
     return [outcome for outcome in (first, *run_concurrently(jobs, at_once)) if outcome]
 
 
@@ -155,7 +159,11 @@ def _refuse_folder(out: Path, resume: bool) -> None:
 def _refuse_changes(folder: Path, asked: Config, overrides: Overrides) -> None:
     given = {k: v for k, v in overrides.values.items() if k not in (*MAY_CHANGE, "hyper")}
     given |= {"hyper": overrides.hyper.get(asked.method, {}), "seed": asked.seed}
-    if different := load_config(folder).differences(given):
+    stored = load_config(folder)
+    different = stored.differences(given)
+    if asked.reserve is not None and asked.reserve != (stored.reserve or 0.0):  # other methods would get other data
+        different.append(f"reserve = {asked.reserve!r}, was {stored.reserve!r}")
+    if different:
         raise RunFolderError(
             f"{folder} was made with another configuration ({'; '.join(different)}): choose another --out"
         )

@@ -207,7 +207,8 @@ def claim(folder: Path, plan: StudyPlan, *, extend: bool = False, runs: Sequence
     make_folder(folder)
     with locked(folder):
         refuse_another(folder, plan, extend=extend)
-        path, table = folder / FILES[plan.kind], plan.as_table()
+        before = stored_plan(folder, plan.kind) if extend else None
+        path, table = folder / FILES[plan.kind], (before.extended(plan) if before else plan).as_table()
         if plan.space is None:
             replace_text(path, json.dumps({"runs": list(runs), **table}, indent=1) + "\n")
         elif extend or not path.exists():
