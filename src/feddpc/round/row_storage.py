@@ -44,7 +44,7 @@ class Rows(Protocol):
         """Return what a checkpoint must hold to find the first ``count`` rows again, all there are."""
 
     def committed(self) -> None:
-        """Learn that a checkpoint with the latest export is complete, and that only the one before it may still be asked for."""
+        """Learn that the checkpoint with the latest export is complete: only it and the one before are still needed."""
 
 
 class Resident:
@@ -94,8 +94,8 @@ class OnDisk:
     The file is a sequence of slots, and rows are copied on write: a slot that the last checkpoint refers to is never
     overwritten. A changed row goes to a free slot, where later changes overwrite it, and when the next checkpoint is
     complete the old slot becomes free. So a crash at any moment leaves the rows of the last checkpoint as they were,
-    a checkpoint holds slot numbers only, and the file has at most three times as many slots as there are rows (four times,
-    should a checkpoint fail and the run go on).
+    a checkpoint holds slot numbers only, and the file has at most three times as many slots as there are rows (four
+    times, should a checkpoint fail and the run go on).
 
     Every row has a checksum, which is kept here and in checkpoints and looked at whenever the row is read: what a disk
     or a hand has changed in the file is an error, not a result.
