@@ -15,25 +15,25 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from feddpc import methods
+from feddpc.build import build, with_reserve
 from feddpc.config import Config, code_in
 from feddpc.data import Dataset, load
 from feddpc.data.own import DATA
 from feddpc.data.partition import PARTITIONS, Partition
 from feddpc.errors import BadInputError, unknown
-from feddpc.experiment import Setting, prepare
-from feddpc.method_setup import with_reserve
+from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.models import MODELS
 from feddpc.registry import Registry, refuse_code, short_name
 from feddpc.report import figures
 from feddpc.robust.rules import RULES
-from feddpc.round.sampling import SAMPLERS
 from feddpc.runs.engine_choice import ENGINES
 from feddpc.runs.record import StoredRun
 from feddpc.runs.rerun import RerunPlan, RerunReport
 from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import OnRound, Outcome, Stop, execute
 from feddpc.runs.tracking import Track
+from feddpc.sampling import SAMPLERS
 from feddpc.torch_globals import preserve_torch_globals
 
 if TYPE_CHECKING:
@@ -209,10 +209,10 @@ def simulate(
         own = _Own.of(data=data, model=model, method=method, partition=partition)
         config = Config.read(values | own.values)
         chosen = own.method or methods.create(config.method, **config.hyper)
-        setting, stop = own.setting(config, chosen), Stop()
+        experiment, stop = own.experiment(config, chosen), Stop()
         with stop.on_callers_interrupt():
             outcome = execute(
-                setting,
+                experiment,
                 method=chosen,
                 out=folder,
                 resume=resume,
@@ -257,10 +257,10 @@ def rerun(
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
-        setting, stop = own.setting(again.config, chosen), Stop()
+        experiment, stop = own.experiment(again.config, chosen), Stop()
         with stop.on_callers_interrupt():
             outcome = execute(
-                setting,
+                experiment,
                 method=chosen,
                 out=Path(out) if out is not None else None,
                 on_round=on_round,
@@ -301,9 +301,9 @@ class _Own:
             values |= {"partition": "given", "clients": len(dealt)}
         return cls(values, dataset, module, made, dealt)
 
-    def setting(self, config: Config, method: Method) -> Setting:
+    def experiment(self, config: Config, method: Method) -> Experiment:
         """Build what ``config`` says, with these things in their places."""
-        return prepare(with_reserve(config, [method]), data=self.data, module=self.module, partition=self.partition)
+        return build(with_reserve(config, [method]), data=self.data, module=self.module, partition=self.partition)
 
 
 def _one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
@@ -360,4 +360,4 @@ def _wrong_type(name: str, value: object, wanted: str) -> BadInputError:
 
 def _result(outcome: Outcome) -> Result:
     shared = {f.name: getattr(outcome, f.name) for f in fields(Result) if f.name != "state_dict"}
-    return Result(**shared, state_dict=outcome.setting.flat.state_dict(outcome.w))
+    return Result(**shared, state_dict=outcome.experiment.task.flat.state_dict(outcome.w))

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from feddpc import methods
+from feddpc import methods, sampling
 from feddpc.checks import check_int
+from feddpc.config import Config
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.engines.base import Engine
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
+from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
-from feddpc.round import sampling
-from feddpc.round.federation import Federation
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
+from feddpc.sampling import Sampler
 from feddpc.tasks.base import Batch, Rows, Task
 
 
@@ -39,6 +41,22 @@ class Quadratic(Task):
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the quadratic."""
         return batch.mean(0.5 * (batch.x * (y - batch.y) ** 2).sum(-1))
+
+
+def quadratic_experiment(
+    task: Quadratic, partition: Partition, sampler: Sampler, w0: Tensor, *, config: Config
+) -> Experiment:
+    """Return an experiment without data set and evaluation; ``config.epochs`` is the number of local steps."""
+    return Experiment(
+        config=config,
+        data=cast(Any, None),
+        partition=partition,
+        task=cast(Any, task),
+        planner=Planner(partition, batch_size=1, epochs=config.epochs, seed=config.seed),
+        sampler=sampler,
+        w0=w0,
+        evaluates=False,
+    )
 
 
 def trajectory(
@@ -80,12 +98,12 @@ def trajectory(
         )
     check_int("steps", steps, 1)
     population = len(a)
-    federation = Federation(
-        task=Quadratic(a, c),
-        planner=Planner(Partition.from_lists([[j] for j in range(population)]), batch_size=1, epochs=steps, seed=0),
-        sampler=sampling.make("fixed", population=population, cohort=population, seed=0, schedule=schedule),
-        client_lr=client_lr,
-        server_lr=server_lr,
+    experiment = quadratic_experiment(
+        Quadratic(a, c),
+        Partition.from_lists([[j] for j in range(population)]),
+        sampling.make("fixed", population=population, cohort=population, seed=0, schedule=schedule),
+        w,
+        config=Config(lr=client_lr, server_lr=server_lr, clients=population, cohort=population, epochs=steps),
     )
     method = methods.create(method) if isinstance(method, str) else method
     if changes := [hook for hook in DATA_HOOKS if overrides(method, hook)]:
@@ -96,6 +114,6 @@ def trajectory(
     progress = RunState.begin(method, w, population)
     path = [w]
     for _ in schedule:
-        run_round(federation, method, engine or Loop(), progress)
+        run_round(experiment, method, engine or Loop(), progress)
         path.append(progress.w.clone())
     return torch.stack(path).numpy()

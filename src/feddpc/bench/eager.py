@@ -9,18 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc import models
-from feddpc.experiment import Setting
+from feddpc.experiment import Experiment
 from feddpc.models.base import BodyAndHead
 
 
 class Eager:
     """One module, float images that lie on the device, torch's SGD, state dictionaries; a call is a whole round."""
 
-    def __init__(self, setting: Setting) -> None:
-        config, data = setting.config, setting.data
+    def __init__(self, experiment: Experiment) -> None:
+        config, data = experiment.config, experiment.data
         self.device = torch.device(config.device)
         self.lr, self.batch_size, self.epochs = config.lr, config.batch_size or 256, config.epochs
-        self.sampler, self.partition = setting.federation.sampler, setting.partition
+        self.sampler, self.partition = experiment.sampler, experiment.partition
         self.x, self.x_test = self._images(data.x_train), self._images(data.x_test)
         self.y, self.y_test = (torch.tensor(y).to(self.device) for y in (data.y_train, data.y_test))
         size, _, channels = data.sample_shape

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from feddpc import methods
+from feddpc import methods, sampling
 from feddpc.bench.clock import timed
-from feddpc.data.batches import Planner
+from feddpc.config import Config
 from feddpc.data.partition import Partition
-from feddpc.quadratic import Quadratic
-from feddpc.round import sampling
-from feddpc.round.federation import Federation
+from feddpc.experiment import Experiment
+from feddpc.quadratic import Quadratic, quadratic_experiment
 from feddpc.round.placement import ON_DEVICE, Placement
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
@@ -38,33 +37,28 @@ class Size:
     method: str = "feddpc"
     engine: str = "loop"
 
-    def federation(self) -> Federation:
+    def experiment(self) -> Experiment:
         """Return clients that all hold one of two samples; with a state, they come one after the other."""
         turns = self.method != "feddpc" and self.population % self.cohort == 0
-        return Federation(
-            task=Quadratic(torch.ones(2, self.d), torch.tensor([[0.0], [1.0]]).repeat(1, self.d)),
-            planner=Planner(
-                Partition.from_sizes(np.arange(self.population) % 2, np.ones(self.population, dtype=np.int64)),
-                1,
-                STEPS,
-                0,
-            ),
-            sampler=sampling.make(
+        return quadratic_experiment(
+            Quadratic(torch.ones(2, self.d), torch.tensor([[0.0], [1.0]]).repeat(1, self.d)),
+            Partition.from_sizes(np.arange(self.population) % 2, np.ones(self.population, dtype=np.int64)),
+            sampling.make(
                 "cyclic" if turns else "uniform",
                 population=self.population,
                 cohort=self.cohort,
                 seed=0,
                 **({"groups": self.population // self.cohort} if turns else {}),
             ),
-            client_lr=0.1,
-            server_lr=0.1,
+            torch.zeros(self.d),
+            config=Config(lr=0.1, server_lr=0.1, clients=self.population, cohort=self.cohort, epochs=STEPS),
         )
 
     def start(self, placement: Placement = ON_DEVICE) -> Callable[[], object]:
         """Return a function that makes the next round."""
-        federation, method, engine = self.federation(), methods.create(self.method), ENGINES[self.engine]()
-        progress = RunState.begin(method, torch.zeros(self.d), self.population, placement)
-        return lambda: run_round(federation, method, engine, progress)
+        experiment, method, engine = self.experiment(), methods.create(self.method), ENGINES[self.engine]()
+        progress = RunState.begin(method, experiment.w0, self.population, placement)
+        return lambda: run_round(experiment, method, engine, progress)
 
 
 def measure(size: Size, rounds: int, warm: int = 1, placement: Placement = ON_DEVICE) -> dict[str, Any]:

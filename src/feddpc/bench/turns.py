@@ -15,12 +15,12 @@ from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import Workload
+from feddpc.build import build, for_method
 from feddpc.config import Config
 from feddpc.engines.base import Engine
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.errors import BadInputError, FeddpcError
-from feddpc.experiment import Setting, prepare
-from feddpc.method_setup import apply_method
+from feddpc.experiment import Experiment
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from feddpc.runs import engine_choice
@@ -133,15 +133,15 @@ class Settings:
 
     def __init__(self, workload: Workload, device: str) -> None:
         self.workload, self.data = workload, workload.data()
-        self.made: dict[str, Setting] = {}
+        self.made: dict[str, Experiment] = {}
         self.device = device
         self.device = self[Config.precision].config.device
 
-    def __getitem__(self, precision: str) -> Setting:
+    def __getitem__(self, precision: str) -> Experiment:
         if precision not in self.made:
             first = next(iter(self.made.values()), None)
             config = self.workload.config(device=self.device, precision=precision)
-            self.made[precision] = prepare(config, data=self.data, partition=first.partition if first else None)
+            self.made[precision] = build(config, data=self.data, partition=first.partition if first else None)
         return self.made[precision]
 
     def entrant(self, engine: str, method: str, precision: str) -> Entrant:
@@ -149,14 +149,13 @@ class Settings:
 
         def build(evaluate: bool) -> Callable[[], object]:
             rule = methods.create(method)
-            setting = apply_method(self[precision], rule)
+            # A copy of its own, as every run has: it knows the batches of the next round, and of no other.
+            experiment = replace(for_method(self[precision], rule), evaluates=evaluate)
             machine = ENGINES[engine]()
-            if why := machine.refuses(setting.task):
+            if why := machine.refuses(experiment.task):
                 raise BadInputError(why)
-            # One of its own, as every run has: it knows the batches of the next round, and of no other.
-            federation = replace(setting.federation, evaluate=setting.federation.evaluate if evaluate else None)
-            progress = RunState.begin(rule, setting.w0, federation.population)
-            return lambda: run_round(federation, rule, machine, progress)
+            progress = RunState.begin(rule, experiment.w0, len(experiment.population))
+            return lambda: run_round(experiment, rule, machine, progress)
 
         return Entrant(engine, method, precision, build, self.device)
 

@@ -49,7 +49,7 @@ def bench(
     from feddpc import methods as registry
     from feddpc.bench import machine, server, turns
     from feddpc.bench.workloads import WORKLOADS
-    from feddpc.experiment import resolve_device
+    from feddpc.build import resolve_device
     from feddpc.runs.engine_choice import ENGINES
     from feddpc.storage import replace_text
 

@@ -115,10 +115,10 @@ def partition(
     as_json: flags.Json = False,
 ) -> None:
     """Deal the data to clients, print a summary and draw the client-by-class picture."""
+    from feddpc.build import partition_options
     from feddpc.config import Config
     from feddpc.data import load
     from feddpc.data import partition as partitions
-    from feddpc.experiment import partition_options
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
 

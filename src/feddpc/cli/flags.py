@@ -250,8 +250,8 @@ def seed_numbers(flag: str | None, filed: Any) -> list[int] | None:
 def usual_at_once(device: str | None, data: str, model: str) -> int:
     """Return how many runs share a process if nobody says: a GPU has room for several small models, a CPU has not."""
     from feddpc import models
+    from feddpc.build import resolve_device
     from feddpc.data.specs import SPECS
-    from feddpc.experiment import resolve_device
 
     if not resolve_device(device or "auto").startswith("cuda"):
         return 1

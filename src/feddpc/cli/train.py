@@ -41,9 +41,8 @@ def run(
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
     out = _folder(out, resume, "run")
+    from feddpc.build import build, make_method, with_reserve
     from feddpc.config import Config
-    from feddpc.experiment import make_method, prepare
-    from feddpc.method_setup import with_reserve
     from feddpc.runs.record import load_config
     from feddpc.runs.runner import Stop, execute
 
@@ -65,11 +64,11 @@ def run(
     else:
         wanted = wishes.config(name)
     display, stop = _display(quiet, as_json), Stop()
-    setting = prepare(with_reserve(wanted, [make_method(wanted)[0]]))
+    experiment = build(with_reserve(wanted, [make_method(wanted)[0]]))
     with stop.on_interrupt(), display:
         display.begin(wanted)
         outcome = execute(
-            setting,
+            experiment,
             out=out,
             resume=resume,
             on_round=display.round,
@@ -250,7 +249,7 @@ def _exit(interrupted: bool, statuses: list[str]) -> None:
 
 def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
     """Draw who holds what, once, for the page; the first seed's partition stands for the others."""
-    config, partition, data = outcome.config, outcome.setting.partition, outcome.setting.data
+    config, partition, data = outcome.config, outcome.experiment.partition, outcome.experiment.data
     if path.exists() or len(partition) > 10_000:
         return
     from feddpc.report.failures import noted

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.data.batches import BatchPlan
@@ -16,8 +14,8 @@ from feddpc.methods.base import Cohort, Method, State
 from feddpc.tasks.base import Task
 
 if TYPE_CHECKING:
+    from feddpc.experiment import Experiment
     from feddpc.round.exchange import Exchange
-    from feddpc.round.federation import Federation
     from feddpc.round.state import RunState
 
 
@@ -48,12 +46,12 @@ class Engine(ABC):
         return None
 
     def exchange(
-        self, federation: Federation, method: Method, state: RunState, plan: BatchPlan, cohort: Cohort, probes: State
+        self, experiment: Experiment, method: Method, state: RunState, plan: BatchPlan, cohort: Cohort, probes: State
     ) -> Exchange:
         """Train the cohort and make the server's step; an engine that captures whole rounds overrides this."""
         from feddpc.round.exchange import train_and_step
 
-        return train_and_step(federation, method, self, state, plan, cohort, probes)
+        return train_and_step(experiment, method, self, state, plan, cohort, probes)
 
     def release(self) -> None:
         """Give back at once what is kept from round to round, the memory of graphs above all; a run has ended."""
@@ -68,12 +66,6 @@ class Engine(ABC):
         self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
     ) -> Trained:
         """Train every client of ``plan`` from ``w``."""
-
-
-def placed(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return host values as a tensor on ``device``, without waiting for the copy."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def stack(states: Sequence[State]) -> State:

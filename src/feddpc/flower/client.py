@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddpc._version import __version__
+from feddpc.build import adapt_module, cast_like, largest_shift
 from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler, make_scaler
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, FeddpcError, RunFolderError
-from feddpc.experiment import largest_shift
 from feddpc.flower.messages import (
     NO_SETUP,
     REFUSED,
@@ -42,7 +42,6 @@ from feddpc.flower.messages import (
     unpack,
 )
 from feddpc.flower.rounds import NEVER, all_finite
-from feddpc.method_setup import adapt_module, placed
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.models import check_supported
@@ -371,7 +370,7 @@ def build_node(
     )
     planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
     like = torch.zeros((), dtype=dtype, device=device)
-    return Node(client, method, world, task, planner, {k: placed(v, like) for k, v in world.kit.items()})
+    return Node(client, method, world, task, planner, {k: cast_like(v, like) for k, v in world.kit.items()})
 
 
 def _scaler(spec: ExperimentSpec, data: Dataset, given: State) -> Scaler:

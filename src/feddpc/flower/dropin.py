@@ -28,7 +28,7 @@ from feddpc.flower.rounds import NEVER, Ints, Policies, StepOutcome, trial_cohor
 from feddpc.flower.screening import Bounds, averageable, screen_replies
 from feddpc.methods._feddpc_forms import Stream
 from feddpc.methods.base import DATA_HOOKS, ClientContext, Cohort, Method, State, overrides
-from feddpc.robust.config import complete_policies, defense_of
+from feddpc.policies import resolve_policies
 
 #: A population that is not counted.
 MANY = 1 << 31
@@ -91,7 +91,7 @@ class DropInStrategy(MethodStrategy):
         names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
         super().__init__(
             methods.create(self.made_from.name, **hyper),
-            WeightsExchange(server_lr, weighting, population, complete_policies(robust), buffers, names),
+            WeightsExchange(server_lr, weighting, population, resolve_policies(robust), buffers, names),
             bounds=Bounds(max_norm, max_examples),
             min_replies=min_replies,
             max_void_rounds=max_void_rounds,
@@ -116,7 +116,7 @@ class WeightsExchange(Exchange):
     ) -> None:
         self.server_lr, self.weighting, self.robust = check_positive("server_lr", server_lr), weighting, robust
         self.clients = None if population is None else check_int("population", population, 1)
-        self.policies = Policies(defense_of(robust))
+        self.policies = Policies.of(robust)
         self.buffer_policy, self.buffer_names = buffers, buffer_names
         self.client_of: dict[int, int] = {}  #: client number of every node seen
         self.buffers: dict[str, Array] = {}

@@ -13,9 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from feddpc.build import default_batch_size
 from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.experiment import default_batch_size
 from feddpc.flower.client_registry import ClientRegistry, NodeClient
 from feddpc.flower.messages import (
     ExperimentSpec,
@@ -29,7 +29,7 @@ from feddpc.flower.messages import (
     tensor,
 )
 from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received, Summary
-from feddpc.flower.rounds import Ints, Policies, Population, StepOutcome, upload_template
+from feddpc.flower.rounds import Ints, Policies, RemotePopulation, StepOutcome, upload_template
 from feddpc.flower.screening import Refusal, screen_replies
 from feddpc.flower.testing import replace_uploads, tamper
 from feddpc.methods.base import Cohort, State, overrides
@@ -61,7 +61,7 @@ class ClientAppExchange(Exchange):
         self._samples = 0
         self._invited: Ints = np.zeros(0, np.int64)
         self._templates: State = {}  # what one client uploads
-        self._clients: Population | None = None
+        self._clients: RemotePopulation | None = None
 
     def bind(self, strategy: MethodStrategy) -> None:
         """Learn which strategy this is for, and refuse a quorum that no round can reach."""
@@ -195,7 +195,7 @@ class ClientAppExchange(Exchange):
 
     def cohort(self, t: int, ids: Ints) -> Cohort:
         """Return what the server knows about clients ``ids`` in round ``t``."""
-        return self.clients.cohort(self.method, self.state, t, ids)
+        return self.clients.known(self.method, self.state, t, ids)
 
     def stack(self, received: Received) -> State:
         """Return the uploads, stacked; or one at a time, where the method and the policies can take them so."""
@@ -230,11 +230,11 @@ class ClientAppExchange(Exchange):
     # The experiment.
 
     @property
-    def clients(self) -> Population:
+    def clients(self) -> RemotePopulation:
         """What the server knows about the clients; made again when the registry has new ones."""
         sizes = self.registry.sample_counts()
         if self._clients is None or not np.array_equal(self._clients.sizes, sizes):
-            self._clients = Population(self.config, sizes, self.secret)
+            self._clients = RemotePopulation(self.config, sizes, self.secret)
         return self._clients
 
     @property
@@ -303,4 +303,4 @@ class ClientAppExchange(Exchange):
             injected, t, replies, self.registry.nodes, self.state.watched, self._read_upload, replace_uploads
         )
         self.state.watched = watched
-        return self.clients.stragglers(t) | who
+        return self.clients.stragglers(t, self.clients.draw(t)) | who

@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc import sampling
 from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.methods._algebra import exact_sum
 from feddpc.methods.base import ClientContext, Cohort, Method, State
-from feddpc.privacy import Mechanism
-from feddpc.privacy.config import make_mechanism
-from feddpc.robust.config import defense_of, faults_of
-from feddpc.robust.defense import Defense
-from feddpc.robust.faults import Faults
-from feddpc.round import sampling
+from feddpc.policies import Policies
+from feddpc.population import Population, ask_some
 from feddpc.round import server_step as server_half
 from feddpc.round.client_table import ClientTable
 from feddpc.round.round import RoundRecord
-from feddpc.round.sampling import Draw
 from feddpc.round.server_step import StepOutcome
 from feddpc.round.state import RunState
 from feddpc.tasks.base import Batch, Rows, Task
 
-__all__ = ["Ints", "Policies", "Population", "RoundRecord", "RunState", "StepOutcome"]
+__all__ = ["Ints", "Policies", "RemotePopulation", "RoundRecord", "RunState", "StepOutcome"]
 
 Ints = NDArray[np.int64]
 #: Sends the method's probe to clients and returns their answers, stacked; NaN for a client that did not answer.
@@ -41,15 +36,6 @@ Ask = Callable[[Ints], State]
 NEVER = -1
 #: How many clients of a survey are asked at a time.
 SURVEYED_AT_ONCE = 16
-
-
-@dataclass(frozen=True)
-class Policies:
-    """What a server does in addition to the method's own rule."""
-
-    defense: Defense | None = None
-    privacy: Mechanism | None = None
-    faults: Faults | None = None  #: in simulations of clients that misbehave
 
 
 def begin_run(method: Method, w: Tensor, population: int) -> RunState:
@@ -70,9 +56,8 @@ def server_step(
     min_clients: int,
 ) -> StepOutcome | None:
     """Return the server's step for the uploads of clients ``ids``; None if too few are within the bound on norms."""
-    rules = server_half.Policies(policies.defense, policies.privacy)
     outcome = server_half.server_step(
-        method, state.w, state.server, uploads, cohort_of(ids), rules, state.watched, minimum=min_clients
+        method, state.w, state.server, uploads, cohort_of(ids), policies, state.watched, minimum=min_clients
     )
     state.watched = outcome.watched
     if outcome.step is None:
@@ -87,8 +72,7 @@ def close_empty_round(
 ) -> dict[str, float]:
     """Close a round without uploads: the method and privacy have rules for that."""
     none = np.zeros(0, np.int64)
-    rules = server_half.Policies(policies.defense, policies.privacy)
-    outcome = server_half.server_step(method, state.w, state.server, {}, cohort_of(none), rules, state.watched)
+    outcome = server_half.server_step(method, state.w, state.server, {}, cohort_of(none), policies, state.watched)
     return state.apply(method, outcome, none)
 
 
@@ -98,21 +82,19 @@ def all_finite(*states: State) -> bool:
     return finite is None or bool(finite.all())
 
 
-class Population:
-    """Clients on other machines as the server knows them: who takes part in a round, with what weight and how long.
+class RemotePopulation(Population):
+    """Clients on other machines.
 
     Clients know the experiment's seed. With a ``secret`` seed, and differential privacy, they can predict neither the
     participants nor the noise; noise that they can predict hides nothing from them.
     """
 
     def __init__(self, config: Config, sizes: Ints, secret: int | None = None) -> None:
-        assert config.batch_size is not None
-        self.config, self.sizes, self.batch_size = config, sizes, config.batch_size
-        privacy, seed = make_mechanism(config), config.seed
-        if privacy is not None and secret is not None:
-            privacy, seed = dataclasses.replace(privacy, reproducible=False), secret
-        self.policies = Policies(defense_of(config), privacy, faults_of(config, config.clients))
-        self.sampler = sampling.make(
+        self.policies, seed = Policies.of(config), config.seed
+        if self.policies.privacy is not None and secret is not None:
+            privacy, seed = dataclasses.replace(self.policies.privacy, reproducible=False), secret
+            self.policies = dataclasses.replace(self.policies, privacy=privacy)
+        sampler = sampling.make(
             config.participation,
             population=config.clients,
             cohort=config.cohort,
@@ -121,67 +103,28 @@ class Population:
             sizes=sizes,
             **config.participation_options,
         )
+        super().__init__(config, sizes, sampler, self.policies.faults)
 
-    def draw(self, t: int) -> Draw:
-        """Return who is invited in round ``t`` and who of them answers; simulated stragglers do not."""
-        draw, faults = self.sampler.draw(t), self.policies.faults
-        return draw if faults is None else Draw(draw.invited, draw.answered[~faults.late(t, draw.answered)])
-
-    def stragglers(self, t: int) -> dict[str, list[int]]:
-        """Return the simulated stragglers of round ``t``, as a record lists faults."""
-        if self.policies.faults is None:
-            return {}
-        dropped = self.draw(t).dropped
-        late = dropped[self.policies.faults.late(t, dropped)].tolist()
-        return {"straggler": late} if late else {}
-
-    def cohort(self, method: Method, state: RunState, t: int, ids: Ints) -> Cohort:
+    def known(self, method: Method, state: RunState, t: int, ids: Ints) -> Cohort:
         """Return what the server knows about clients ``ids`` in round ``t``."""
-        config, sizes = self.config, self.sizes[ids]
-        by_samples, decay = config.weighting == "samples", config.lr_decay ** (t - 1)
-        steps = -(-sizes // self.batch_size) * config.epochs
-        cohort = Cohort(
-            round=t,
-            clients=torch.from_numpy(ids),
-            population=config.clients,
-            weights=torch.from_numpy(sizes / sizes.sum() if by_samples else np.full(len(ids), 1 / max(len(ids), 1))),
-            sizes=torch.from_numpy(self.sizes) if by_samples else None,
-            steps=torch.from_numpy(steps.astype(np.float64)),
-            client_lr=config.lr * decay,
-            server_lr=(config.lr if config.server_lr is None else config.server_lr) * decay,
-            slots=state.slots.read(ids),
-            seed=config.seed,
-            samples=torch.from_numpy(sizes) if by_samples else None,
-        )
-        if (training := method.train_mask(cohort)) is None:
-            return cohort
-        return dataclasses.replace(cohort, steps=torch.from_numpy(np.where(training, steps, 0).astype(np.float64)))
+        assert self.config.batch_size is not None
+        steps = -(-self.sizes[ids] // self.config.batch_size) * self.config.epochs
+        return self.cohort(method, t, ids, steps, state.slots.read(ids), state.w.device)[0]
 
     def probe(self, method: Method, state: RunState, t: int, ids: Ints, ask: Ask) -> tuple[Ints, State]:
         """Ask the clients that the method wants to ask; return the clients with finite answers, and the answers."""
-        asked = method.probe_mask(self.cohort(method, state, t, ids))
-        if asked is None:
-            probed = ask(ids)
-        else:
-            probed = {k: v.expand(len(ids), *v.shape).clone() for k, v in method.default_probe(state.w).items()}
-            answers = ask(ids[asked]) if asked.any() else {}
-            for key, stack in answers.items():
-                probed[key][torch.from_numpy(np.flatnonzero(asked))] = stack
-        return _finite(ids, probed)
+        return _finite(ids, ask_some(method, state.w, self.known(method, state, t, ids), ids, ask))
 
     def survey(self, method: Method, state: RunState, ask: Ask) -> None:
         """Send the method's probe to all clients once, before round 1, and let the server learn the mean."""
         total: State = {}
-        n, samples = self.config.clients, int(self.sizes.sum())
-        for first in range(0, n, SURVEYED_AT_ONCE):
-            ids = np.arange(first, min(first + SURVEYED_AT_ONCE, n))
+        for first in range(0, len(self), SURVEYED_AT_ONCE):
+            ids = np.arange(first, min(first + SURVEYED_AT_ONCE, len(self)))
             ids, answers = _finite(ids, ask(ids))
             counted = torch.zeros(len(ids), dtype=torch.int64)  # in round 0; the nodes are written later
             state.clients.write(ids, {"node": counted, "accepted": counted})
-            uniform = torch.full((len(ids),), 1 / n, dtype=torch.float64)
-            shares = uniform if self.config.weighting == "uniform" else torch.from_numpy(self.sizes[ids] / samples)
             for key, stack in answers.items():
-                part = exact_sum(stack, shares)
+                part = exact_sum(stack, self.shares(ids))
                 total[key] = total[key] + part if key in total else part
         state.server = method.server_state_from_probe(state.server, total)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 import secrets
 from collections.abc import Callable, Mapping
@@ -21,23 +20,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddpc import methods
+from feddpc.build import adapt_module
 from feddpc.config import PARTS, Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler, make_scaler
 from feddpc.errors import BadInputError
-from feddpc.experiment import Setting
+from feddpc.experiment import Experiment
 from feddpc.flower.exchange import ClientAppExchange
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.screening import Bounds
-from feddpc.method_setup import adapt_module
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
-from feddpc.privacy.config import complete_privacy
+from feddpc.policies import resolve_policies
 from feddpc.privacy.mechanism import check
-from feddpc.robust.config import complete_policies
 from feddpc.tasks.classification import Classification
 
 Array = NDArray[Any]
@@ -94,15 +92,14 @@ def strategy(
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
     settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
-    settings = complete_policies(settings)
     if settings.privacy:
         check(method)
-        settings = dataclasses.replace(settings, privacy=complete_privacy(settings))
         if min_replies > 1:
             raise BadInputError(
                 f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether "
                 "all the others count, and the budget is counted for one: leave it out"
             )
+    settings = resolve_policies(settings)
     tested = None
     if test is not None:
         data = Dataset.from_arrays(*test, *test, classes=classes)
@@ -328,29 +325,29 @@ class ServerAssets:
 class Dealt:
     """What ``server_app`` and ``client_app`` need for an experiment: the same data, clients, model and seeds."""
 
-    setting: Setting
+    experiment: Experiment
 
     def model(self) -> nn.Module:
         """Return a copy of the network."""
-        return copy.deepcopy(self.setting.task.module)
+        return copy.deepcopy(self.experiment.task.module)
 
     def data(self, client: int, clients: int) -> tuple[Any, Any]:
         """Return the samples and labels of one client."""
-        mine, data = self.setting.partition[client], self.setting.data
+        mine, data = self.experiment.partition[client], self.experiment.data
         return data.x_train[mine], data.y_train[mine]
 
     def server(self) -> dict[str, Any]:
         """Return the arguments of ``strategy`` and ``server_app``, except the method."""
-        setting = self.setting
-        data, config = setting.data, setting.config
+        experiment = self.experiment
+        data, config = experiment.data, experiment.config
         skip = ("method", "hyper", "engine", "device", "threads", "client_memory", "rounds")
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),
             "test": (data.x_test, data.y_test),
             "classes": data.classes,
-            "reserve": Reserve.of(data.x_train, data.y_train, setting.reserve) if len(setting.reserve) else None,
-            "scaler": setting.task.scaler if config.scaling == "channel" else None,
+            "reserve": Reserve.of(data.x_train, data.y_train, experiment.reserve) if len(experiment.reserve) else None,
+            "scaler": experiment.task.scaler if config.scaling == "channel" else None,
             "samples": len(data.y_train),
         }
 
@@ -359,6 +356,6 @@ class Dealt:
         return {"model": self.model, "data": self.data}
 
 
-def dealt(setting: Setting) -> Dealt:
-    """Return an experiment of the simulator (from ``feddpc.experiment.prepare``) as the two halves of a federation."""
-    return Dealt(setting)
+def dealt(experiment: Experiment) -> Dealt:
+    """Return an experiment of the simulator (from ``feddpc.build.build``) as the two halves of a federation."""
+    return Dealt(experiment)

@@ -21,7 +21,7 @@ from feddpc.tasks.base import Task
 
 if TYPE_CHECKING:
     from feddpc.engines.base import Engine, Trained
-    from feddpc.round.federation import Federation
+    from feddpc.experiment import Experiment
     from feddpc.round.state import RunState
 
 Ints = NDArray[np.int64]
@@ -41,7 +41,7 @@ class Exchange(NamedTuple):
 
 
 def train_and_step(
-    federation: Federation,
+    experiment: Experiment,
     method: Method,
     engine: Engine,
     state: RunState,
@@ -50,15 +50,15 @@ def train_and_step(
     probes: State,
 ) -> Exchange:
     """Broadcast, train, simulate faults, screen, step, remember."""
-    ids, policies = plan.clients, federation.policies
+    ids, policies = plan.clients, experiment.policies
     broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
     memory = state.clients.read(ids)
-    down = broadcast | federation.kit
-    trained = train_in_chunks(engine, method, federation.task, state.w, down, memory | probes, plan, cohort.client_lr)
+    down = broadcast | experiment.kit
+    trained = train_in_chunks(engine, method, experiment.task, state.w, down, memory | probes, plan, cohort.client_lr)
 
     uploads, faults = trained.up, dict[str, list[int]]()
-    if federation.faults is not None:
-        uploads, state.watched, faults = federation.faults.tamper(cohort.round, ids, uploads, state.watched)
+    if policies.faults is not None:
+        uploads, state.watched, faults = policies.faults.tamper(cohort.round, ids, uploads, state.watched)
     rows = {"uploads": uploads, "memory": trained.own, "loss": {"loss": trained.loss}}
     finite = finite_rows(*rows.values())
     if finite is not None:
@@ -67,33 +67,33 @@ def train_and_step(
 
     outcome = server_step(method, state.w, state.server, rows["uploads"], cohort, policies, state.watched)
     kept, state.watched = ids[outcome.kept.cpu().numpy()], outcome.watched
-    if federation.faults is not None and outcome.step is not None:
-        state.watched = federation.faults.saw(outcome.step.update, state.watched)
+    if policies.faults is not None and outcome.step is not None:
+        state.watched = policies.faults.saw(outcome.step.update, state.watched)
     notes = state.apply(method, outcome, kept)
     if not len(kept):
         return Exchange(kept, notes=notes, faults=faults)
     state.clients.write(kept, select_rows(outcome.kept, rows["memory"]))
     sent = [*trained.up.values(), *(probes.values() if method.reports else ())]
-    count(federation, state, plan, numbers(broadcast.values()), numbers(sent))
+    count(experiment, state, plan, numbers(broadcast.values()), numbers(sent))
     losses: Tensor = rows["loss"]["loss"][outcome.kept]
     loss = losses[outcome.cohort.steps > 0].mean()  # NaN if no client trained
     return Exchange(kept, float(loss), notes, faults)
 
 
-def empty_exchange(federation: Federation, method: Method, state: RunState, cohort: Cohort) -> Exchange:
+def empty_exchange(experiment: Experiment, method: Method, state: RunState, cohort: Cohort) -> Exchange:
     """No client answered: the method and privacy have rules for that."""
     nobody = cohort.select(torch.zeros_like(cohort.clients, dtype=torch.bool))
-    outcome = server_step(method, state.w, state.server, {}, nobody, federation.policies, state.watched)
+    outcome = server_step(method, state.w, state.server, {}, nobody, experiment.policies, state.watched)
     none = np.zeros(0, dtype=np.int64)
     return Exchange(none, notes=state.apply(method, outcome, none))
 
 
-def count(federation: Federation, state: RunState, plan: BatchPlan, down: int, up: int) -> None:
+def count(experiment: Experiment, state: RunState, plan: BatchPlan, down: int, up: int) -> None:
     """Count what a round moved (to each client besides the model, and from all), and what is remembered now."""
     meter, m = state.meter, len(plan.clients)
     meter.d = state.w.numel()
     meter.clients += m
-    meter.steps += int(federation.planner.steps(plan.sizes).sum())
+    meter.steps += int(experiment.planner.steps(plan.sizes).sum())
     meter.down += m * (meter.d + down)
     meter.up += up
     meter.client_state = state.clients.width

@@ -10,11 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from feddpc.engines.base import Engine
-from feddpc.methods.base import Method
+from feddpc.experiment import Experiment
+from feddpc.methods.base import Method, State
 from feddpc.round.exchange import Exchange, Score, empty_exchange
-from feddpc.round.federation import Federation, build_cohort
 from feddpc.round.probes import probe_cohort, probe_population
-from feddpc.round.sampling import Draw
 from feddpc.round.state import RunState
 
 
@@ -36,29 +35,32 @@ class RoundRecord:
     faults: dict[str, list[int]] = field(default_factory=dict)  #: who misbehaved, by what it did
 
 
-def run_round(federation: Federation, method: Method, engine: Engine, state: RunState) -> RoundRecord:
+def run_round(experiment: Experiment, method: Method, engine: Engine, state: RunState) -> RoundRecord:
     """Run the next round: ``state`` is moved on, and what happened is returned."""
     began, t = time.perf_counter(), state.round + 1
     if t == 1:
-        state.meter.down_once, state.meter.up_once = federation.once
+        state.meter.down_once, state.meter.up_once = experiment.once
         if method.surveys:
-            probe_population(federation, method, engine, state)
-    work_before = replace(federation.task.tally)
+            probe_population(experiment, method, engine, state)
+    work_before = replace(experiment.task.tally)
 
-    draw = federation.draw(t)  # who is invited, who answers
-    plan, cohort = build_cohort(federation, method, state, t, draw.answered)  # their batches, weights and memories
-    plan, cohort, probes = probe_cohort(federation, method, engine, state, plan, cohort)  # for methods that ask first
+    draw = experiment.draw(t)  # who is invited, who answers
+    slots = state.slots.read(draw.answered)
+    plan, cohort = experiment.cohort(method, t, draw.answered, slots)  # their batches, weights and rates
+    probes: State = {}
+    if method.probes:  # the method asks its clients before they train
+        plan, cohort, probes = probe_cohort(experiment, method, engine, state, plan, cohort)
     if len(plan.clients):
-        exchange = engine.exchange(federation, method, state, plan, cohort, probes)  # training, screening, server step
+        exchange = engine.exchange(experiment, method, state, plan, cohort, probes)  # training, screening, server step
     else:
-        exchange = empty_exchange(federation, method, state, cohort)
+        exchange = empty_exchange(experiment, method, state, cohort)
 
     state.round = t
-    state.meter.add_work(federation.task.tally, work_before)
-    (accuracy, test_loss), validation = _evaluate(federation, method, state, exchange)
+    state.meter.add_work(experiment.task.tally, work_before)
+    (accuracy, test_loss), validation = _evaluate(experiment, method, state, exchange)
     rejected = np.setdiff1d(draw.answered, exchange.kept)
     # With faults or a defense, a round of bad updates only is no sign of divergence.
-    bad = 0 if federation.faults or federation.defense else len(rejected)
+    bad = 0 if experiment.policies.faults or experiment.policies.defense else len(rejected)
     return RoundRecord(
         round=t,
         test_accuracy=accuracy,
@@ -71,28 +73,24 @@ def run_round(federation: Federation, method: Method, engine: Engine, state: Run
         notes=exchange.notes,
         diverged=_diverged(None if exchange.score else state.w, test_loss, len(exchange.kept), bad),
         validation=validation,
-        faults=stragglers(federation, t, draw) | exchange.faults,
+        faults=experiment.population.stragglers(t, draw) | exchange.faults,
     )
 
 
 def _evaluate(
-    federation: Federation, method: Method, state: RunState, exchange: Exchange
+    experiment: Experiment, method: Method, state: RunState, exchange: Exchange
 ) -> tuple[Score, Score | None]:
     """Return accuracy and loss on the test set and on held-out samples, unless the engine has found them already."""
     score, validation = exchange.score, exchange.validation
     if score is None:
-        score = federation.evaluate(method.evaluated(state.w, state.server)) if federation.evaluate else (math.nan, 0.0)
-    if validation is None and federation.validate is not None:
-        validation = federation.validate(method.evaluated(state.w, state.server))
+        score = (
+            experiment.task.evaluate(method.evaluated(state.w, state.server))
+            if experiment.evaluates
+            else (math.nan, 0.0)
+        )
+    if validation is None and experiment.validate is not None:
+        validation = experiment.validate(method.evaluated(state.w, state.server))
     return score, validation
-
-
-def stragglers(federation: Federation, t: int, draw: Draw) -> dict[str, list[int]]:
-    """Return which clients answered too late, in the form in which faults are listed."""
-    if federation.faults is None:
-        return {}
-    late = draw.dropped[federation.faults.late(t, draw.dropped)].tolist()
-    return {"straggler": late} if late else {}
 
 
 def _diverged(w: Tensor | None, test_loss: float, kept: int, rejected: int) -> str | None:

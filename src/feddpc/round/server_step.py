@@ -5,23 +5,14 @@ It does not know where the uploads came from: the simulator and a real federatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from feddpc.methods.base import Cohort, Method, State, Step
-from feddpc.privacy import Mechanism
-from feddpc.robust.defense import Defense
-
-
-@dataclass(frozen=True)
-class Policies:
-    """What stands between the uploads and the server's step; None means that it is not used."""
-
-    defense: Defense | None = None  #: a bound on norms, and a robust rule
-    privacy: Mechanism | None = None  #: clipping and noise
+from feddpc.policies import Policies
 
 
 class StepOutcome(NamedTuple):
@@ -62,8 +53,11 @@ def server_step(
         if not bool(kept.all()):
             uploads, cohort = select_rows(kept, uploads), cohort.select(kept)
     if defense is None or defense.rule is None:
-        rule = method.aggregate if policies.privacy is None else _private(policies.privacy, method)
-        return StepOutcome(kept, cohort, rule(w, server, uploads, cohort), watched)
+        if policies.privacy is None:
+            step = method.aggregate(w, server, uploads, cohort)
+        else:
+            step = policies.privacy.step(method, w, server, uploads, cohort)
+        return StepOutcome(kept, cohort, step, watched)
     whole = _defines_whole_rule(method)
     rows, notes = (uploads, {}) if whole else method.transform(server, uploads, cohort)
     chosen, judged = defense.judge({key: stacked(value) for key, value in rows.items()}, cohort.steps != 0)
@@ -78,10 +72,6 @@ def _defines_whole_rule(method: Method) -> bool:
     order = type(method).__mro__
     aggregate, combine = (next(i for i, c in enumerate(order) if hook in vars(c)) for hook in ("aggregate", "combine"))
     return aggregate < combine
-
-
-def _private(privacy: Mechanism, method: Method) -> Any:
-    return lambda w, server, uploads, cohort: privacy.step(method, w, server, uploads, cohort)
 
 
 def stacked(rows: Any) -> Tensor:

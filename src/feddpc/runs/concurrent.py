@@ -6,7 +6,6 @@ those that it has alone. While one thread waits for its round, another prepares 
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -15,19 +14,14 @@ from typing import TypeVar
 
 import torch
 
-from feddpc.experiment import Setting
-from feddpc.validation import judge
+from feddpc.experiment import Experiment
 
 T = TypeVar("T")
 
 
-def clone_for_thread(setting: Setting) -> Setting:
-    """Return ``setting`` for another thread: with a network of its own, and the same data."""
-    task = setting.task.twin()
-    evaluate = task.evaluate if setting.federation.evaluate else None
-    validate = judge(task, setting.data, setting.held_out) if setting.federation.validate else None
-    federation = dataclasses.replace(setting.federation, task=task, evaluate=evaluate, validate=validate)
-    return dataclasses.replace(setting, task=task, federation=federation)
+def clone_for_thread(experiment: Experiment) -> Experiment:
+    """Return ``experiment`` for another thread: with a network of its own, and the same data."""
+    return experiment.with_task(experiment.task.twin())
 
 
 def run_concurrently(jobs: Sequence[Callable[[], T]], at_once: int) -> list[T]:

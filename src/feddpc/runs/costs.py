@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from feddpc.build import build, for_method, with_reserve
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.engines.loop import Loop
-from feddpc.experiment import prepare
-from feddpc.method_setup import apply_method, with_reserve
 from feddpc.methods.base import Method
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
@@ -75,13 +74,13 @@ def _measured(method: Method) -> Measured:
         model_options={"width": 4},
         device="cpu",
     )
-    setting = apply_method(prepare(with_reserve(config, [method]), data=_images()), method)
-    counter = _Counter(setting.task.d)
+    experiment = for_method(build(with_reserve(config, [method]), data=_images()), method)
+    counter = _Counter(experiment.task.d)
     spied = _spied(method, counter)
-    task = setting.federation.task
+    task = experiment.task
     task.differentiate = counter.apart(task.differentiate)
-    progress = RunState.begin(spied, setting.w0, POPULATION)
-    run_round(replace(setting.federation, evaluate=None), spied, Loop(), progress)
+    progress = RunState.begin(spied, experiment.w0, POPULATION)
+    run_round(replace(experiment, evaluates=False), spied, Loop(), progress)
     meter = progress.meter
     work = {
         "client_work": counter.seen["client"] / (meter.d * meter.steps),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from feddpc import models
+from feddpc import models, sampling
 from feddpc.config import Config
 from feddpc.data.partition import Partition
 from feddpc.engines.base import Engine
@@ -23,11 +23,10 @@ from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError, FeddpcError, unknown
-from feddpc.experiment import Setting
+from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
+from feddpc.policies import Policies
 from feddpc.robust.defense import Defense
-from feddpc.round import sampling
-from feddpc.round.federation import Federation
 from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
@@ -51,7 +50,7 @@ _compared: dict[object, str | None] = {}
 _comparing = threading.Lock()
 
 
-def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, dict[str, float]]:
+def choose_engine(name: str, experiment: Experiment, method: Method) -> tuple[Engine, dict[str, float]]:
     """Return the engine ``name``, and the seconds per round of all candidates where they were timed.
 
     ``auto`` follows :func:`rule`, so that the same command gives the same records. ``fastest`` times the candidates.
@@ -59,11 +58,11 @@ def choose_engine(name: str, setting: Setting, method: Method) -> tuple[Engine, 
     and an engine asked for by name is refused.
     """
     if name == "fastest":
-        return _fastest(setting, method)
+        return _fastest(experiment, method)
     if name != "auto" and name not in ENGINES:
         raise unknown("engine", name, [*CHOSEN, *ENGINES])
-    engine = make_engine(rule(setting) if name == "auto" else name, setting.config)
-    why = _objection(engine, setting, method)
+    engine = make_engine(rule(experiment) if name == "auto" else name, experiment.config)
+    why = _objection(engine, experiment, method)
     if why is None:
         return engine, {}
     engine.release()
@@ -78,10 +77,10 @@ def make_engine(name: str, config: Config) -> Engine:
     return ENGINES[name](compile=config.compile is True) if name == "cuda" else ENGINES[name]()
 
 
-def rule(setting: Setting) -> str:
+def rule(experiment: Experiment) -> str:
     """Return the name of the engine that ``auto`` stands for: a function of device, model size, batch and cohort."""
-    config, d = setting.config, setting.task.d
-    device = setting.w0.device.type
+    config, d = experiment.config, experiment.task.d
+    device = experiment.w0.device.type
     if device == "cuda":
         return "cuda"
     if device != "cpu" or config.cohort == 1:
@@ -90,25 +89,25 @@ def rule(setting: Setting) -> str:
     return "stacked" if small else "threads"
 
 
-def _objection(engine: Engine, setting: Setting, method: Method) -> str | None:
+def _objection(engine: Engine, experiment: Experiment, method: Method) -> str | None:
     """Say why ``engine`` must not run this experiment, or return None."""
     if engine.name == "loop":
         return None
-    return engine.refuses(setting.task) or disagreement(engine, setting, method)
+    return engine.refuses(experiment.task) or disagreement(engine, experiment, method)
 
 
-def _fastest(setting: Setting, method: Method) -> tuple[Engine, dict[str, float]]:
+def _fastest(experiment: Experiment, method: Method) -> tuple[Engine, dict[str, float]]:
     """Time every engine that may be used for one round and return the fastest; the timed rounds are thrown away.
 
     Another engine than ``loop`` must be a tenth faster.
     """
     seconds: dict[str, float] = {}
     able: dict[str, Engine] = {}
-    for label, engine in _candidates(setting, seconds):
-        if _objection(engine, setting, method):
+    for label, engine in _candidates(experiment, seconds):
+        if _objection(engine, experiment, method):
             continue
         try:
-            seconds[label] = _timed(engine, setting, method)
+            seconds[label] = _timed(engine, experiment, method)
         except RuntimeError as error:
             if not engine.captures_rounds:
                 raise
@@ -128,64 +127,64 @@ def _fastest(setting: Setting, method: Method) -> tuple[Engine, dict[str, float]
     return best, seconds
 
 
-def _candidates(setting: Setting, seconds: dict[str, float]) -> Iterator[tuple[str, Engine]]:
+def _candidates(experiment: Experiment, seconds: dict[str, float]) -> Iterator[tuple[str, Engine]]:
     for name in ENGINES:
-        yield name, make_engine(name, dataclasses.replace(setting.config, compile=False))
-    long = setting.config.rounds * min(seconds.values()) >= WORTH_COMPILING
-    if setting.config.compile is True or (setting.config.compile == "auto" and long):
-        yield "cuda, compiled", make_engine("cuda", dataclasses.replace(setting.config, compile=True))
+        yield name, make_engine(name, dataclasses.replace(experiment.config, compile=False))
+    long = experiment.config.rounds * min(seconds.values()) >= WORTH_COMPILING
+    if experiment.config.compile is True or (experiment.config.compile == "auto" and long):
+        yield "cuda, compiled", make_engine("cuda", dataclasses.replace(experiment.config, compile=True))
 
 
-def _timed(engine: Engine, setting: Setting, method: Method) -> float:
+def _timed(engine: Engine, experiment: Experiment, method: Method) -> float:
     """Return the seconds of a round; those before it warm up allocators, kernels and compilers."""
-    cuda = setting.w0.is_cuda
+    cuda = experiment.w0.is_cuda
     # A captured round contains its evaluation, so on a GPU all are timed with it.
-    trial = setting.federation if cuda else dataclasses.replace(setting.federation, evaluate=None, validate=None)
-    population = setting.federation.population
-    placement = Placement(resolve(setting.config.client_memory, method, setting.w0, population))
-    progress = RunState.begin(method, setting.w0, population, placement)
+    trial = experiment if cuda else dataclasses.replace(experiment, evaluates=False, validate=None)
+    population = len(experiment.population)
+    placement = Placement(resolve(experiment.config.client_memory, method, experiment.w0, population))
+    progress = RunState.begin(method, experiment.w0, population, placement)
     run_round(trial, method, engine, progress)
     began = time.perf_counter()
     for _ in range(3 if cuda else 1):
         run_round(trial, method, engine, progress)
     if cuda:
-        torch.cuda.synchronize(setting.w0.device)
+        torch.cuda.synchronize(experiment.w0.device)
     return (time.perf_counter() - began) / (3 if cuda else 1)
 
 
 # Code that the library's own equality tests have not seen.
 
 
-def covered(setting: Setting, method: Method) -> bool:
+def covered(experiment: Experiment, method: Method) -> bool:
     """Say whether model and method are the library's own, whose equality in all engines is tested."""
     own = ("feddpc.models.", "feddpc.methods.", "torch.nn.modules.")
-    modules = (type(part).__module__ for part in setting.task.module.modules())
-    known = setting.config.model in models.names() and all(name.startswith(own) for name in modules)
+    modules = (type(part).__module__ for part in experiment.task.module.modules())
+    known = experiment.config.model in models.names() and all(name.startswith(own) for name in modules)
     return known and type(method).__module__.startswith("feddpc.methods.")
 
 
-def disagreement(engine: Engine, setting: Setting, method: Method) -> str | None:
+def disagreement(engine: Engine, experiment: Experiment, method: Method) -> str | None:
     """Say how ``engine`` fails or differs from ``loop`` on code of the user's own; None if they agree.
 
     Two whole rounds with two clients, one of which has a partial batch and fewer steps, in float64 if the code can.
     """
-    if covered(setting, method):
+    if covered(experiment, method):
         return None
-    key = _key(engine, setting, method)
+    key = _key(engine, experiment, method)
     with _comparing:  # one at a time: several runs may begin at once, and the filters of warnings are global
         if key not in _compared:
             # On an engine of its own: what it learns of memory that does not suffice is not for the run.
-            _compared[key] = _compare(make_engine(engine.name, setting.config), setting, method)
+            _compared[key] = _compare(make_engine(engine.name, experiment.config), experiment, method)
     return _compared[key]
 
 
-def _compare(engine: Engine, setting: Setting, method: Method) -> str | None:
-    precisions = ["float64", setting.config.precision] if setting.task.d <= LARGEST_IN_FLOAT64 else []
-    for precision in dict.fromkeys([*precisions, setting.config.precision]):
+def _compare(engine: Engine, experiment: Experiment, method: Method) -> str | None:
+    precisions = ["float64", experiment.config.precision] if experiment.task.d <= LARGEST_IN_FLOAT64 else []
+    for precision in dict.fromkeys([*precisions, experiment.config.precision]):
         try:
-            reference = _two_rounds(Loop(), setting, method, precision)
+            reference = _two_rounds(Loop(), experiment, method, precision)
         except Exception as error:
-            if isinstance(error, FeddpcError) and precision == setting.config.precision:
+            if isinstance(error, FeddpcError) and precision == experiment.config.precision:
                 raise
             why = f"a trial round fails in 'loop' too: {_short(error)}"
             continue
@@ -193,7 +192,7 @@ def _compare(engine: Engine, setting: Setting, method: Method) -> str | None:
     else:
         return why
     try:
-        other = _two_rounds(engine, setting, method, precision)
+        other = _two_rounds(engine, experiment, method, precision)
     except Exception as error:
         return f"a trial round fails there: {_short(error)}"
     finally:
@@ -210,40 +209,37 @@ def _compare(engine: Engine, setting: Setting, method: Method) -> str | None:
     return None
 
 
-def _two_rounds(engine: Engine, setting: Setting, method: Method, precision: str) -> list[tuple[str, Tensor]]:
+def _two_rounds(engine: Engine, experiment: Experiment, method: Method, precision: str) -> list[tuple[str, Tensor]]:
     """Run two rounds of a small copy of the experiment; return what they led to, by name."""
-    federation, w0 = _small(setting, method, precision)
-    progress = RunState.begin(method, w0, federation.population)
+    small = _small(experiment, method, precision)
+    progress = RunState.begin(method, small.w0, len(small.population))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will repeat them
-        records = [run_round(federation, method, engine, progress) for _ in range(2)]
+        records = [run_round(small, method, engine, progress) for _ in range(2)]
     return list(_outcome(progress, records))
 
 
-def _small(setting: Setting, method: Method, precision: str) -> tuple[Federation, Tensor]:
-    """Return a federation in which two clients hold a few samples of the real one, and the initial model."""
-    real = setting.federation
-    task = setting.task.reduced(precision)
+def _small(real: Experiment, method: Method, precision: str) -> Experiment:
+    """Return an experiment in which two clients hold a few samples of the real one."""
+    task = real.task.reduced(precision)
     batch = min(real.planner.batch_size, TRIAL_BATCH)
-    population = min(real.population, TRIAL_POPULATION) if method.surveys else real.population
+    population = len(real.population)
+    if method.surveys:
+        population = min(population, TRIAL_POPULATION)
     sizes = np.ones(population, dtype=np.int64)
     sizes[-1], sizes[0] = max(1, batch // 2), 2 * batch + max(1, batch // 2)
     partition = Partition.from_sizes(np.resize(real.planner.partition.order, int(sizes.sum())), sizes)
     clients = sorted({0, population - 1})
-    policies = (real.faults, real.defense, real.privacy)
-    federation = dataclasses.replace(
+    return dataclasses.replace(
         real,
         task=task,
         planner=dataclasses.replace(real.planner, partition=partition, batch_size=batch, epochs=1),
         sampler=sampling.make("fixed", population=population, cohort=len(clients), seed=0, schedule=[clients, clients]),
-        evaluate=task.evaluate,
         validate=None,
+        w0=real.w0.to(task.dtype),
         kit={k: v.to(task.dtype) if v.is_floating_point() else v for k, v in real.kit.items()},
-        faults=None,
-        privacy=None,
-        defense=Defense() if any(policies) else None,  # then rounds are not captured as a whole
+        policies=Policies(Defense() if real.policies else None),  # with one, rounds are not captured as a whole
     )
-    return federation, setting.w0.to(task.dtype)
 
 
 def _outcome(progress: RunState, records: list[RoundRecord]) -> Iterator[tuple[str, Tensor]]:
@@ -269,16 +265,16 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return float(off.max() / max(1.0, float(finite.max()) if len(finite) else 1.0)) if len(off) else 0.0
 
 
-def _key(engine: Engine, setting: Setting, method: Method) -> object:
+def _key(engine: Engine, experiment: Experiment, method: Method) -> object:
     """Return what a comparison depends on: code, simple attributes and shapes."""
-    config, task = setting.config, setting.task
+    config, task = experiment.config, experiment.task
     parts = tuple((name, *_code(part)) for name, part in task.module.named_modules())
     shapes = tuple((name, tuple(p.shape), p.requires_grad) for name, p in task.module.named_parameters())
     samples = (tuple(task.x.shape[1:]), str(task.x.dtype), task.classes)
-    about = (config.precision, str(setting.w0.device), config.weighting, config.batch_size)
+    about = (config.precision, str(experiment.w0.device), config.weighting, config.batch_size)
     policies = bool(config.faults or config.screen or config.privacy or config.rule != "mean")
     code = (type(method), _source(type(method)), repr(method.hyper()), parts)
-    return (engine.name, config.compile, code, shapes, samples, about, policies, setting.federation.population)
+    return (engine.name, config.compile, code, shapes, samples, about, policies, len(experiment.population))
 
 
 def _code(part: nn.Module) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from feddpc.config import Config, options_by_choice
 from feddpc.data import names
 from feddpc.data.own import is_own
 from feddpc.errors import BadInputError, RunFolderError
-from feddpc.experiment import Setting
+from feddpc.experiment import Experiment
 from feddpc.registry import is_code
 from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records
 
@@ -99,13 +99,13 @@ class RerunPlan:
         if not partition and config.partition == "given":
             raise BadInputError(f"{self.folder} was made with index lists, which it does not hold: {elsewhere}")
 
-    def examine(self, setting: Setting) -> None:
+    def examine(self, experiment: Experiment) -> None:
         """Compare versions, machine and what the settings name with those of the first run.
 
         Other data or another partition are an error, unless settings were changed: then no more than the rest of it.
         """
         before, print_before = self.environment, self.environment["fingerprint"]
-        now, print_now = environment(self.config.engine, {}, setting.config.device), setting.fingerprint()
+        now, print_now = environment(self.config.engine, {}, experiment.config.device), experiment.fingerprint()
         other = [part for part in print_now if part in print_before and print_before[part] != print_now[part]]
         if not self.changed and (wrong := [part for part in WORLD if part in other]):
             raise RunFolderError(

@@ -18,10 +18,10 @@ from typing import Any
 
 from torch import Tensor
 
+from feddpc.build import for_method, make_method
 from feddpc.config import MAY_CHANGE, Config
 from feddpc.errors import RunFolderError
-from feddpc.experiment import Setting, make_method
-from feddpc.method_setup import apply_method
+from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
 from feddpc.privacy.mechanism import check
 from feddpc.round.placement import Placement, resolve
@@ -107,11 +107,11 @@ class Outcome:
     summary: dict[str, Any]
     w: Tensor
     folder: Path | None
-    setting: Setting  #: what it ran on
+    experiment: Experiment  #: what it ran on
 
 
 def execute(
-    setting: Setting,
+    experiment: Experiment,
     *,
     method: Method | None = None,
     engine: str | None = None,
@@ -122,57 +122,59 @@ def execute(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     lean: bool = False,
     track: Track = (),
-    examine: Callable[[Setting], None] | None = None,
+    examine: Callable[[Experiment], None] | None = None,
 ) -> Outcome:
-    """Run ``setting.config`` to its last round and return what came out.
+    """Run ``experiment.config`` to its last round and return what came out.
 
     With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
     with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
     A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
     ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
-    method made of the setting, and may raise, before anything is written.
+    method made of the experiment, and may raise, before anything is written.
     """
     stop = stop or Stop()
     tracking = Tracking.of(track, out, resume)
     if method is None:
-        method, config = make_method(setting.config)
+        method, config = make_method(experiment.config)
     else:
-        config = dataclasses.replace(setting.config, method=method.name, hyper=method.hyper())
-    if setting.federation.privacy is not None:
+        config = dataclasses.replace(experiment.config, method=method.name, hyper=method.hyper())
+    policies = experiment.policies
+    if policies.privacy is not None:
         check(method)
-    if setting.federation.defense is not None and setting.federation.defense.rule is not None:
+    if policies.defense is not None and policies.defense.rule is not None:
         method.check_rule()
     resume = resume and out is not None and is_run(out)
     stored = load_config(out) if resume and out is not None else Config()
-    setting = apply_method(setting, method, _learned(out) if resume and out is not None else None)
+    experiment = for_method(experiment, method, _learned(out) if resume and out is not None else None)
     if examine is not None:
-        examine(setting)
+        examine(experiment)
     if resume and config.engine in CHOSEN:  # a resumed run keeps its engine
         config = dataclasses.replace(config, engine=stored.engine, compile=stored.compile)
-        setting = dataclasses.replace(setting, config=dataclasses.replace(setting.config, compile=stored.compile))
+        changed = dataclasses.replace(experiment.config, compile=stored.compile)
+        experiment = dataclasses.replace(experiment, config=changed)
     wanted = engine or config.engine
-    machine, timings = choose_engine(wanted, setting, method)
+    machine, timings = choose_engine(wanted, experiment, method)
     kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
-    kind = resolve(kind, method, setting.w0, setting.federation.population)
+    kind = resolve(kind, method, experiment.w0, len(experiment.population))
     compiles = getattr(machine, "compile", False)
     config = dataclasses.replace(config, engine=machine.name, compile=compiles, client_memory=kind)
     placement = Placement(kind, out / "checkpoint" if out is not None else None)
-    progress = RunState.begin(method, setting.w0, setting.federation.population, placement)
+    progress = RunState.begin(method, experiment.w0, len(experiment.population), placement)
     folder: RunFolder | None = None
     records: list[dict[str, Any]] = []
     ended: tuple[str, str | None] | None = None
     if out is not None and resume:
-        folder, records, ended = reopen(out, config, progress, setting.fingerprint())
+        folder, records, ended = reopen(out, config, progress, experiment.fingerprint())
     elif out is not None:
-        about = environment(machine.name, timings, config.device, fingerprint(setting.fingerprint(), config))
-        folder = _begin(out, config, setting, method, about, lean)
+        about = environment(machine.name, timings, config.device, fingerprint(experiment.fingerprint(), config))
+        folder = _begin(out, config, experiment, method, about, lean)
     keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
     summary: dict[str, Any] | None = None
     try:
         if out is not None:
             tracking.begin(config, out, records)
         while ended is None:
-            record = run_round(setting.federation, method, machine, progress)
+            record = run_round(experiment, method, machine, progress)
             records.append(json.loads(line(record)))
             ended = _why(record, config, stop)
             keeper.keep(record, ended)
@@ -183,7 +185,7 @@ def execute(
         summary = summarize(config, records, status, reason) | {"costs": progress.meter.summary()}
         if folder is not None:
             if not lean:
-                checkpoint.save_model(folder.path / "model.safetensors", setting.flat.state_dict(progress.w))
+                checkpoint.save_model(folder.path / "model.safetensors", experiment.task.flat.state_dict(progress.w))
             folder.finish(summary)
             if lean and status != "interrupted":
                 shutil.rmtree(folder.checkpoint, ignore_errors=True)
@@ -193,19 +195,21 @@ def execute(
             folder.close()
         with suppress(RuntimeError) if summary is None else nullcontext():  # a device that failed fails here again
             machine.release()
-    return Outcome(config, status, reason, records, summary, progress.w, out, setting)
+    return Outcome(config, status, reason, records, summary, progress.w, out, experiment)
 
 
-def _begin(out: Path, config: Config, setting: Setting, method: Method, about: dict[str, Any], lean: bool) -> RunFolder:
+def _begin(
+    out: Path, config: Config, experiment: Experiment, method: Method, about: dict[str, Any], lean: bool
+) -> RunFolder:
     """Make the folder of a run; its configuration comes last, so that a run that can be resumed lacks nothing."""
     folder = RunFolder.create(out)
     try:
         folder.note("environment", about)
-        folder.note("privacy", setting.privacy(method))
+        folder.note("privacy", experiment.privacy_note(method))
         if not lean:
-            folder.note("holdings", setting.holdings(), indent=None)
-        if setting.learned:
-            checkpoint.save_model(out / LEARNED, setting.learned)
+            folder.note("holdings", experiment.holdings(), indent=None)
+        if experiment.learned:
+            checkpoint.save_model(out / LEARNED, experiment.learned)
         folder.begin(config)
     except BaseException:
         folder.close()

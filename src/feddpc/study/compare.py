@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 
 from feddpc import methods
+from feddpc.build import make_method
 from feddpc.checks import check_int
 from feddpc.config import MAY_CHANGE, Config
 from feddpc.errors import BadInputError, RunFolderError
-from feddpc.experiment import make_method
 from feddpc.privacy.mechanism import check as check_private
 from feddpc.runs.concurrent import run_concurrently
 from feddpc.runs.record import is_blank, is_run, load_config

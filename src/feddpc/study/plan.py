@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import methods
+from feddpc.build import make_method
 from feddpc.config import PARTS, Config, parse_set, read_toml, write_toml
 from feddpc.errors import BadInputError, RunFolderError
-from feddpc.experiment import make_method
 from feddpc.storage import explain_os_errors, make_folder, replace_text
 from feddpc.study import space as spaces
 from feddpc.study.folder import RunResult, locked

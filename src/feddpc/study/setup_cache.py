@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data import Dataset, load, names
-from feddpc.experiment import Setting, data_hash, prepare
+from feddpc.experiment import Experiment, data_hash
 from feddpc.torch_globals import set_precision
 
-#: Number of settings kept at a time; each has its data on the device.
+#: Number of experiments kept at a time; each has its data on the device.
 CACHE_SIZE = 2
 #: Keys that may differ between runs that share a setup.
 PER_RUN_KEYS = (
@@ -30,8 +31,7 @@ PER_RUN_KEYS = (
     "compile",
     "client_memory",
 )
-_RATES = ("server_lr", "lr_decay", "weighting")
-_cache: OrderedDict[str, Setting] = OrderedDict()
+_cache: OrderedDict[str, Experiment] = OrderedDict()
 
 
 def dataset(name: str) -> Dataset:
@@ -64,8 +64,8 @@ def setup_key(config: Config) -> str:
     return json.dumps({k: v for k, v in config.asdict().items() if k not in PER_RUN_KEYS}, sort_keys=True)
 
 
-def setting(config: Config) -> Setting:
-    """Return the setting of a complete configuration, from the cache where an earlier run has built it."""
+def experiment(config: Config) -> Experiment:
+    """Return the experiment of a resolved configuration, from the cache where an earlier run has built it."""
     name = setup_key(config) + fingerprint(config.data)
     if name in _cache:
         _cache.move_to_end(name)
@@ -76,11 +76,6 @@ def setting(config: Config) -> Setting:
     else:
         while len(_cache) >= CACHE_SIZE:
             _cache.popitem(last=False)
-        shared = _cache[name] = prepare(config, data=dataset(config.data))
+        shared = _cache[name] = build(config, data=dataset(config.data))
     own = {key: getattr(config, key) for key in PER_RUN_KEYS}
-    rates = {key: getattr(config, key) for key in _RATES}
-    return dataclasses.replace(
-        shared,
-        config=dataclasses.replace(shared.config, **own),
-        federation=dataclasses.replace(shared.federation, client_lr=config.lr, **rates),
-    )
+    return dataclasses.replace(shared, config=dataclasses.replace(shared.config, **own))

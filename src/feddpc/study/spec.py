@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from feddpc import experiment, methods
+from feddpc import methods
+from feddpc.build import make_method, resolve, with_reserve
 from feddpc.config import PARTS, Config, execution_keys
-from feddpc.experiment import make_method
-from feddpc.method_setup import with_reserve
 from feddpc.study.setup_cache import dataset, fingerprint
 
 #: Keys that decide where and how fast a run is made, not its numbers.
@@ -42,7 +41,7 @@ class RunSpec:
         """The configuration, filled in and checked; missing data are an error that names the remedy."""
         method, config = make_method(self.config)
         method.init_server(torch.zeros(1), config.clients)
-        return experiment.complete(with_reserve(config, [method]), dataset(config.data))
+        return resolve(with_reserve(config, [method]), dataset(config.data))
 
     @property
     def runnable(self) -> Config:

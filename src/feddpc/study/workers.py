@@ -71,10 +71,10 @@ def execute_spec(
     A ``lean`` run keeps its records only, and is not forced to the disk: what a power cut damages is run again.
     """
     with _PREPARING:
-        setting = setup_cache.setting(spec.runnable)
-        setting = setting if at_once == 1 else clone_for_thread(setting)
+        shared = setup_cache.experiment(spec.runnable)
+        experiment = shared if at_once == 1 else clone_for_thread(shared)
     with without_sync() if lean else nullcontext():
-        return execute(setting, out=path, resume=resume, lean=lean, **how)
+        return execute(experiment, out=path, resume=resume, lean=lean, **how)
 
 
 def run_batch(batch: Batch, *, on_round: OnRound | None = None, stop: Stop | None = None) -> list[RunReport]:

@@ -31,7 +31,7 @@ from feddpc.round.exchange import Exchange, count
 from feddpc.tasks.base import Task
 
 if TYPE_CHECKING:
-    from feddpc.round.federation import Federation
+    from feddpc.experiment import Experiment
     from feddpc.round.state import RunState
 
 #: From so many parameters on, clients run on streams of their own instead of in one stack.
@@ -96,26 +96,27 @@ class Cuda(Engine):
         return self.fallback.train(method, task, w, down, own, plan, lr)
 
     def exchange(
-        self, federation: Federation, method: Method, state: RunState, plan: BatchPlan, cohort: Cohort, probes: State
+        self, experiment: Experiment, method: Method, state: RunState, plan: BatchPlan, cohort: Cohort, probes: State
     ) -> Exchange:
         """Replay training, server step and evaluation from graphs; where that is not possible, run them one by one."""
         # Noise is drawn, faults are made and rules are applied between training and the step.
-        whole = federation.faults is None and federation.defense is None and federation.privacy is None
-        done = self.replay(federation, method, state, probes, plan, cohort) if whole else None
+        whole = not experiment.policies
+        done = self.replay(experiment, method, state, probes, plan, cohort) if whole else None
         if done is None:
-            return super().exchange(federation, method, state, plan, cohort, probes)
+            return super().exchange(experiment, method, state, plan, cohort, probes)
         state.slots.write(plan.clients, done.slots)
         state.clients.write(plan.clients, done.own)
-        count(federation, state, plan, *done.sent)
+        count(experiment, state, plan, *done.sent)
         return Exchange(plan.clients, done.loss, done.notes, score=done.scored, validation=done.validated)
 
     @torch.no_grad()
     def replay(
-        self, federation: Federation, method: Method, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort
+        self, experiment: Experiment, method: Method, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort
     ) -> Done | None:
         """Replay a round; None if it cannot be captured, or was void."""
-        judges = federation.evaluate is None, federation.validate
-        about = (federation.task, method, federation.client_lr, federation.server_lr, judges)
+        config = experiment.config
+        judges = experiment.evaluates, experiment.validate
+        about = (experiment.task, method, config.lr, config.server_lr, judges)
         if about != self._about:
             self._forget(self._sessions)
             self._about = about
@@ -126,7 +127,7 @@ class Cuda(Engine):
                 return None
             if m in self._too_large:
                 return None
-            session = self._session(federation, method, progress, probed, cohort)
+            session = self._session(experiment, method, progress, probed, cohort)
             if session is None:
                 self._too_large.add(m)
                 warnings.warn(f"no device memory to capture rounds of {m} clients: going on without", stacklevel=2)
@@ -153,13 +154,13 @@ class Cuda(Engine):
             while graphs:
                 graphs.popitem()[1].release()
 
-    def _session(self, federation: Federation, *about: Any) -> Session | None:
+    def _session(self, experiment: Experiment, *about: Any) -> Session | None:
         """Capture; if memory does not suffice, once more after all garbage was cleared away, then None."""
-        streams = federation.task.d >= LARGE_MODEL if self.streams is None else self.streams
+        streams = experiment.task.d >= LARGE_MODEL if self.streams is None else self.streams
         for _ in range(2):
             try:
                 with capturing():
-                    return Session(federation, *about, streams=streams, compiles=self.compile)
+                    return Session(experiment, *about, streams=streams, compiles=self.compile)
             except torch.OutOfMemoryError:
                 pass
             # Outside the handler, which would keep the failed attempt alive.

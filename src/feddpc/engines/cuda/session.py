@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.func import vmap
 
 from feddpc.data.batches import BatchPlan
-from feddpc.engines.base import placed
 from feddpc.engines.cuda.buffers import HostTransfer, Inputs, graph_of, kept
 from feddpc.engines.cuda.compiling import Compiled
 from feddpc.engines.cuda.training import Lanes, Stack, Training
 from feddpc.methods.base import ClientContext, Cohort, Method, State
+from feddpc.population import placed
 from feddpc.round.state import numbers
 from feddpc.tasks.base import Rows
 
 if TYPE_CHECKING:
-    from feddpc.round.federation import Federation
+    from feddpc.experiment import Experiment
     from feddpc.round.state import RunState
 
 #: Test images in one pass of a captured evaluation; and of a large network whose convolutions are in true float32.
@@ -49,7 +49,7 @@ class Session:
 
     def __init__(
         self,
-        federation: Federation,
+        experiment: Experiment,
         method: Method,
         progress: RunState,
         probed: State,
@@ -58,41 +58,41 @@ class Session:
         streams: bool,
         compiles: bool,
     ) -> None:
-        self.federation, self.method, self.compiles = federation, method, compiles
+        self.experiment, self.method, self.compiles = experiment, method, compiles
         self.graphs = 0  #: captured so far
-        self.task = federation.task.transformable(stacked=not streams, together=compiles)
+        self.task = experiment.task.transformable(stacked=not streams, together=compiles)
         w = progress.w
         self.device, m = w.device, len(cohort.clients)
         self.w, self.server = w.clone(), {k: v.clone() for k, v in progress.server.items()}
-        self.decays = federation.lr_decay != 1
+        self.decays = experiment.config.lr_decay != 1
         self.inputs = self._buffers(cohort, progress, probed)
-        self.kit = federation.kit
+        self.kit = experiment.kit
         self.down: State = {}
         self.y, self.total = torch.empty(0), torch.zeros(m, dtype=w.dtype, device=self.device)
         self.new_own: State = {}
         self.new_slots: State = {}
         self.note_names: list[str] = []
         self.report = torch.zeros(0)
-        fast = torch.backends.cudnn.allow_tf32 or getattr(federation.task, "half", False) or w.numel() < LARGE
+        fast = torch.backends.cudnn.allow_tf32 or getattr(experiment.task, "half", False) or w.numel() < LARGE
         self.test_batch = TEST_BATCH if fast else SLOW_TEST_BATCH
-        self._scores = self._test(federation.task) if federation.evaluate is not None else None
-        held = getattr(federation.validate, "task", None)
+        self._scores = self._test(experiment.task) if experiment.evaluates else None
+        held = getattr(experiment.validate, "task", None)
         self._held = None if held is None else self._test(held)
         self.training: Training = (Lanes if streams else Stack)(self, compiles=compiles)
         self.pool: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        was = replace(federation.task.tally)
+        was = replace(experiment.task.tally)
         try:
             self._warm()
             self._start = self.captured(self._do_start)
             self.training.capture()
             self._end = self.captured(self._do_end)
         finally:  # it may be tried again
-            federation.task.tally.put_back(was)
+            experiment.task.tally.put_back(was)
 
     # Buffers.
 
     def _buffers(self, cohort: Cohort, progress: RunState, probed: State) -> Inputs:
-        planner, m = self.federation.planner, len(cohort.clients)
+        planner, m = self.experiment.planner, len(cohort.clients)
         most = int(planner.steps(planner.partition.sizes).max())
         width = min(planner.batch_size, int(planner.partition.sizes.max()))
         ints = {"index": (most, m, width), "count": (most, m), "clients": (m,)}
@@ -124,7 +124,7 @@ class Session:
         ints["count"][:K] = plan.count[order, :K].swapaxes(0, 1)
         ints["clients"][:] = plan.clients[order]
         floats["counts"][:] = plan.steps[order]
-        floats["weights"][:] = self.federation.weights(plan.sizes)[order]
+        floats["weights"][:] = self.experiment.population.weights(plan.sizes)[order]
         floats["rates"][:] = cohort.client_lr, cohort.server_lr
         self.ints.send()
         self.floats.send()
@@ -148,7 +148,7 @@ class Session:
         """The rate as a number where it is constant, else as a tensor that the graph reads."""
         if self.decays:
             return self.inputs.rates[i]
-        return (self.federation.client_lr, self.federation.server_lr)[i]
+        return self.experiment.population.rates(1)[i]
 
     @property
     def step_rate(self) -> Any:
@@ -160,13 +160,13 @@ class Session:
         return Cohort(
             round=0,
             clients=i.clients,
-            population=self.federation.population,
+            population=len(self.experiment.population),
             weights=i.weights,
             steps=i.counts,
             client_lr=self.rate(0),
             server_lr=self.rate(1),
             slots=i.slots,
-            sizes=self.federation.sizes(self.device),
+            sizes=self.experiment.population.sizes_on(self.device),
         )
 
     def _test(self, task: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
@@ -237,7 +237,7 @@ class Session:
 
     def _count(self) -> None:
         """Find out what one local step costs: what is compiled or replayed cannot be counted as it happens."""
-        tally, i = self.federation.task.tally, self.inputs
+        tally, i = self.experiment.task.tally, self.inputs
         was = replace(tally)
         full = torch.ones_like(i.index[0, 0], dtype=torch.bool)
         rows = [i.index[0, 0], full] if i.draws is None else [i.index[0, 0], full, i.draws[0, 0]]
@@ -280,13 +280,13 @@ class Session:
             self.w.copy_(progress.w)
             for key, value in progress.server.items():
                 self.server[key].copy_(value)
-        tally = self.federation.task.tally
+        tally = self.experiment.task.tally
         was = replace(tally)
         order = self._load(progress, probed, plan, cohort)
         self._start()
         self.training.replay(plan, order)
         self._end()
-        self.federation.look_ahead(progress.round + 2)  # the next round, while this one is computed
+        self.experiment.look_ahead(progress.round + 2)  # the next round, while this one is computed
         good, loss, *rest = self._read()
         tally.put_back(was)
         if not good:
@@ -299,8 +299,8 @@ class Session:
         tally.passes += self.passes * steps
         if self.new_own or self.new_slots:
             back = placed(np.argsort(order), self.device)
-        scored = _shares(rest, self.federation.task) if self._scores else (math.nan, 0.0)
-        validated = _shares(rest, self.federation.validate.task) if self._held else None  # type: ignore[union-attr]
+        scored = _shares(rest, self.experiment.task) if self._scores else (math.nan, 0.0)
+        validated = _shares(rest, self.experiment.validate.task) if self._held else None  # type: ignore[union-attr]
         return Done(
             own={k: v[back] for k, v in self.new_own.items()},
             slots={k: v[back] for k, v in self.new_slots.items()},

@@ -1,0 +1,234 @@
+"""From a configuration to an experiment: data, partition, network, participants, and what a method changes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from feddpc import methods, models, sampling
+from feddpc.config import Config
+from feddpc.data import Dataset, load
+from feddpc.data import partition as partitions
+from feddpc.data.batches import Planner
+from feddpc.data.partition import Partition
+from feddpc.data.scaling import make_scaler
+from feddpc.errors import BadInputError
+from feddpc.experiment import Experiment
+from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
+from feddpc.methods.federated_data import FederatedData, reserved
+from feddpc.policies import Policies, resolve_policies
+from feddpc.tasks.classification import Classification
+from feddpc.torch_globals import set_precision, set_threads
+from feddpc.validation import held_counts, held_out, judge
+
+
+def build(
+    config: Config, *, data: Dataset | None = None, module: nn.Module | None = None, partition: Partition | None = None
+) -> Experiment:
+    """Build everything that does not depend on the method; ``data``, ``module`` and ``partition`` may be one's own."""
+    data = data or load(config.data)
+    config = resolve(config, data, module, partition)
+    assert config.reserve is not None
+    reserve = reserved(config.reserve, data, config.seed)
+    held = held_out(config.validation, data, reserve, config.seed)
+    kept = np.concatenate([reserve, held])
+    if partition is None:
+        rest = np.setdiff1d(np.arange(len(data.y_train)), kept)
+        dealt = partitions.make(
+            config.partition, data.y_train[rest], config.clients, seed=config.seed, **config.partition_options
+        )
+        partition = Partition(rest[dealt.order], dealt.starts)
+    elif len(kept):
+        partition = Partition.from_lists([mine[~np.isin(mine, kept)] for mine in partition])
+        if not partition.sizes.all():
+            raise BadInputError(
+                f"reserve = {config.reserve} and validation = {config.validation} take all samples of client "
+                f"{partition.sizes.argmin()}: lower them, or give that client more"
+            )
+    partition.check(len(data.y_train))
+    if module is None:
+        module = models.make_for(data, config.model, config.model_options, config.seed)
+    models.check_supported(module)
+    set_precision(config.precision)
+    shift = largest_shift(data) if config.augment else 0
+    task = Classification(
+        module,
+        data,
+        make_scaler(config.scaling, data),
+        device=config.device,
+        dtype=torch.float64 if config.precision == "float64" else torch.float32,
+        half=config.precision == "bf16",
+        shift=shift,
+    )
+    config = set_threads(config, task.d)
+    assert config.batch_size is not None
+    return Experiment(
+        config=config,
+        data=data,
+        partition=partition,
+        task=task,
+        planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift),
+        sampler=sampling.make(
+            config.participation,
+            population=len(partition),
+            cohort=config.cohort,
+            seed=config.seed,
+            dropout=config.dropout,
+            sizes=partition.sizes,
+            **config.participation_options,
+        ),
+        w0=task.initial(),
+        policies=Policies.of(config),
+        reserve=reserve,
+        held_out=held,
+        validate=judge(task, data, held),
+    )
+
+
+def make_method(config: Config) -> tuple[Method, Config]:
+    """Build the method of a configuration, and write all its hyper-parameters into the latter."""
+    method = methods.create(config.method, **config.hyper)
+    return method, dataclasses.replace(config, hyper=method.hyper())
+
+
+def resolve(
+    config: Config, data: Dataset, module: nn.Module | None = None, partition: Partition | None = None
+) -> Config:
+    """Fill in what was left open; the result says exactly what will be computed."""
+    changes: dict[str, Any] = {}
+    if partition is not None:
+        changes |= {"partition": "given", "clients": len(partition), "partition_options": {}}
+        if config.cohort > len(partition):
+            raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients")
+    else:
+        reserve = reserved(config.reserve or 0.0, data, config.seed)
+        kept = len(reserve) + int(held_counts(config.validation, data, reserve).sum())
+        changes["partition_options"] = partition_options(config, len(data.y_train) - kept)
+    if module is not None:
+        changes |= {"model": type(module).__name__, "model_options": {}}
+    else:
+        name = models.default_name(data) if config.model == "auto" else config.model
+        changes |= {"model": name, "model_options": models.options(name) | config.model_options}
+    if config.batch_size is None:
+        changes["batch_size"] = default_batch_size(len(data.y_train), changes.get("clients", config.clients))
+    if config.server_lr is None:
+        changes["server_lr"] = config.lr
+    changes["reserve"] = config.reserve or 0.0
+    if config.scaling == "auto":
+        changes["scaling"] = "half" if data.x_train.dtype == np.uint8 else "none"
+    if config.augment and data.x_train.dtype != np.uint8:
+        raise BadInputError(f"augment = true is for images, but {data.name} holds {data.x_train.dtype}: leave it out")
+    changes["device"] = resolve_device(config.device)
+    changes["participation_options"] = sampling.options(config.participation) | config.participation_options
+    changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
+    return resolve_policies(dataclasses.replace(config, **changes))
+
+
+def largest_shift(data: Dataset) -> int:
+    """Return by how many pixels augmentation may shift the images of ``data``: an eighth, and at least two."""
+    return max(2, data.sample_shape[0] // 8)
+
+
+def default_batch_size(samples: int, clients: int) -> int:
+    """Return the paper's 256 where clients have that many samples, else about half a client: two steps, as there.
+
+    >>> default_batch_size(50_000, 100), default_batch_size(1437, 100)
+    (256, 8)
+    """
+    average = samples / clients
+    return 256 if average >= 256 else 2 ** max(0, round(np.log2(average / 2)))
+
+
+def partition_options(config: Config, samples: int) -> dict[str, Any]:
+    """Return the options of the configuration's partition, complete."""
+    options = partitions.options(config.partition) | config.partition_options
+    if "alpha" in options and "alpha" not in config.partition_options:
+        options["alpha"] = config.alpha
+    if "min_size" in options:
+        given = config.partition_options.get("min_size")
+        options["min_size"] = partitions.resolve_min_size(samples, min(config.clients, samples), given)
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def resolve_device(name: str) -> str:
+    """Return the device that ``name`` stands for, or say why it cannot be used."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it computes nothing")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadInputError(f"device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return str(device)
+
+
+# What a method changes before round 1.
+
+
+def with_reserve(config: Config, methods: Iterable[Method]) -> Config:
+    """Return a configuration in which the server keeps as many samples as the most demanding method needs."""
+    needed = max((m.reserve for m in methods), default=0.0)
+    if config.reserve is None:
+        return dataclasses.replace(config, reserve=needed)
+    if config.reserve < needed:
+        raise BadInputError(f"reserve = {config.reserve}, but a method needs {needed}: raise it, or leave it out")
+    return config
+
+
+def for_method(experiment: Experiment, method: Method, learned: State | None = None) -> Experiment:
+    """Return ``experiment`` as ``method`` changes it; ``learned`` is what an earlier call with this method found out.
+
+    A method that changes nothing gets the very same experiment, so that a comparison builds it once.
+    """
+    if not any(overrides(method, hook) for hook in DATA_HOOKS):
+        return experiment
+    config, data = experiment.config, experiment.data
+    world = FederatedData(
+        data=data,
+        partition=experiment.partition,
+        seed=config.seed,
+        client_lr=config.lr,
+        batch_size=experiment.planner.batch_size,
+        device=experiment.w0.device,
+        reserve=experiment.reserve,
+    )
+    if learned is None:
+        learned = {k: v.detach().cpu().contiguous() for k, v in method.learn(world).items()}
+    world = method.extend_data(world, learned)
+    module = adapt_module(method, experiment.task.module, config.seed)
+    task = experiment.task.changed(module=module, data=None if world.data is data else world.data)
+    world.partition.check(len(world.data.y_train))
+    w0 = method.initial(task, experiment.w0 if module is None else task.initial(), world)
+    return experiment.with_task(
+        task,
+        w0=w0,
+        learned=learned,
+        world=world,
+        planner=dataclasses.replace(experiment.planner, partition=world.partition),
+        kit={k: cast_like(v, w0) for k, v in world.kit.items()},
+        once=(world.down_once + sum(v.numel() for v in world.kit.values()), world.up_once),
+    )
+
+
+def adapt_module(method: Method, module: nn.Module, seed: int) -> nn.Module | None:
+    """Return the network that ``method`` trains in place of ``module``, None if it is that one."""
+    if not overrides(method, "adapt"):
+        return None
+    start = copy.deepcopy(module).cpu()
+    # A stream of its own: with that of the network, new layers would start as copies of its first ones.
+    network = models.seeded(lambda: method.adapt(start), seed, "adapted model")
+    models.check_supported(network)
+    return network
+
+
+def cast_like(value: Tensor, like: Tensor) -> Tensor:
+    """Return ``value`` on the device, and in the precision, of the model."""
+    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
