@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from feddpc.bench.machine import describe
+from feddpc.build import build
 from feddpc.config import Config
-from feddpc.experiment import prepare
 from feddpc.runs.runner import execute
 
 BASE = {
@@ -87,7 +87,7 @@ def accuracy(cell: tuple[str, str, str, float, str], rounds: int, seed: int) -> 
     if share:
         faults = {k: v for k, v in ATTACKS[attack].items() if k != "kind"} | {ATTACKS[attack]["kind"]: share}
     values = BASE | PARTITIONS[partition] | METHODS[method] | DEFENCES[defense]
-    outcome = execute(prepare(Config.read(values | {"faults": faults, "rounds": rounds, "seed": seed})))
+    outcome = execute(build(Config.read(values | {"faults": faults, "rounds": rounds, "seed": seed})))
     diverged = outcome.status == "diverged"
     return (0.1 if diverged else outcome.summary["last10_accuracy"]), diverged
 
@@ -121,7 +121,7 @@ def honest(rounds: int) -> dict[str, Any]:
     above = {}
     for bound in (3.0, 4.0, 10.0):
         runs = [
-            execute(prepare(Config.read(BASE | world | {"hyper": {"max_scale": bound}, "rounds": rounds})))
+            execute(build(Config.read(BASE | world | {"hyper": {"max_scale": bound}, "rounds": rounds})))
             for world in worlds
         ]
         above[str(bound)] = int(sum(record["capped"] for run in runs for record in run.records))

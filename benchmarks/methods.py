@@ -16,8 +16,7 @@ import torch
 from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.workloads import WORKLOADS
-from feddpc.experiment import prepare
-from feddpc.method_setup import apply_method
+from feddpc.build import build, for_method
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from feddpc.runs.engine_choice import ENGINES
@@ -36,10 +35,10 @@ class Runner:
     """One method, ready to make rounds."""
 
     def __init__(self, setting, method, engine) -> None:
-        setting = apply_method(setting, method)
+        setting = for_method(setting, method)
         self.method, self.engine = method, engine
-        self.federation = dataclasses.replace(setting.federation, evaluate=None)
-        self.progress = RunState.begin(method, setting.w0, self.federation.population)
+        self.federation = dataclasses.replace(setting, evaluates=False)
+        self.progress = RunState.begin(method, setting.w0, len(self.federation.population))
         self.device = setting.w0.device
 
     def __call__(self) -> float:
@@ -68,9 +67,7 @@ def main() -> None:
     made = {n: methods.create(n.split()[0], **VARIANTS[n]) for n in args.methods.split(",")}
     workload = WORKLOADS["cifar10"]
     config, data = workload.config(device=args.device), workload.data()
-    settings = {
-        r: prepare(dataclasses.replace(config, reserve=r), data=data) for r in {m.reserve for m in made.values()}
-    }
+    settings = {r: build(dataclasses.replace(config, reserve=r), data=data) for r in {m.reserve for m in made.values()}}
     print(f"torch {torch.__version__}, {config.device}, engine {args.engine}, {data.name}, {args.rounds} rounds each")
     print(f"{'method':16}{'ms':>9}{'fedavg ms':>11}{'ratio':>8}{'gradients':>11}{'over':>7}")
     for name, method in made.items():

@@ -23,8 +23,9 @@ import numpy as np
 
 from feddpc import methods
 from feddpc.bench import machine
+from feddpc.build import build
 from feddpc.config import Config
-from feddpc.experiment import prepare
+from feddpc.policies import Policies
 from feddpc.runs.runner import execute
 
 CLIP, RATE = 0.3, 0.1
@@ -55,10 +56,10 @@ def run(arm: str, noise: float | None, seed: int, rounds: int) -> dict:
     method, clip, server_lr = ARMS[arm]
     terms = {} if noise is None else {"clip": clip, "noise": noise or 1.0}
     values = {**SETTING, "server_lr": server_lr, "seed": seed, "rounds": rounds, "privacy": terms}
-    setting = prepare(Config.read(values))
+    setting = build(Config.read(values))
     if noise == 0:  # no configuration asks for that: it promises nothing
-        bare = dataclasses.replace(setting.federation.privacy, noise=0.0)
-        setting = dataclasses.replace(setting, federation=dataclasses.replace(setting.federation, privacy=bare))
+        bare = dataclasses.replace(setting.policies.privacy, noise=0.0)
+        setting = dataclasses.replace(setting, policies=Policies(privacy=bare))
     outcome = execute(setting, method=methods.create(method))
 
     def mean(key: str) -> float | None:

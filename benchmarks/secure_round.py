@@ -16,10 +16,11 @@ from flwr.app import Message
 from flwr.common.serde import message_to_proto
 
 from feddpc import flower
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.experiment import Setting, prepare
+from feddpc.experiment import Experiment
 
 
 class Counting(flower.InProcessGrid):
@@ -35,13 +36,13 @@ class Counting(flower.InProcessGrid):
         return replies
 
 
-def setting_of(clients: int, samples: int) -> Setting:
+def setting_of(clients: int, samples: int) -> Experiment:
     rng = np.random.default_rng(0)
     n = clients * samples
     x, y = rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), rng.integers(10, size=n)
     data = Dataset.from_arrays(x, y, x[:10], y[:10], name="random", classes=10)
     config = Config.read({"model": "lenet5", "clients": clients, "cohort": clients, "batch_size": 32, "device": "cpu"})
-    return prepare(config, data=data, partition=Partition.from_sizes(np.arange(n), np.full(clients, samples)))
+    return build(config, data=data, partition=Partition.from_sizes(np.arange(n), np.full(clients, samples)))
 
 
 def main() -> None:

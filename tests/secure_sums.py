@@ -4,13 +4,12 @@ import numpy as np
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 
 from feddpc import flower, methods
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engines.loop import Loop
-from feddpc.experiment import prepare
 from feddpc.round.exchange import train_and_step
-from feddpc.round.federation import build_cohort
 from feddpc.round.state import RunState
 
 CLIENTS, COHORT = 8, 4
@@ -41,7 +40,7 @@ class Watched(flower.InProcessGrid):
 
 def federated(setting, method="feddpc", rounds=1, apps=None, tamper=None, snapshots=None, **more):
     halves = flower.dealt(setting)
-    grid = Watched(apps or flower.secure_client_app(**halves.client()), setting.federation.population)
+    grid = Watched(apps or flower.secure_client_app(**halves.client()), len(setting.population))
     if tamper is not None:
         grid.tamper = tamper
     strategy = flower.secure_strategy(method, **{**halves.server(), **more})
@@ -57,11 +56,11 @@ def federated(setting, method="feddpc", rounds=1, apps=None, tamper=None, snapsh
 def plain(setting, method, ids, t=1, state=None):
     """The state after a round of the plain server in which clients ``ids`` take part."""
     method = methods.create(method) if isinstance(method, str) else method
-    progress = RunState.begin(method, setting.w0, setting.federation.population)
+    progress = RunState.begin(method, setting.w0, len(setting.population))
     if state is not None:
         progress.w, progress.server = state[0].clone(), state[1]
-    plan, cohort = build_cohort(setting.federation, method, progress, t, np.array(ids))
-    train_and_step(setting.federation, method, Loop(), progress, plan, cohort, {})
+    plan, cohort = setting.cohort(method, t, np.array(ids), progress.slots.read(np.array(ids)))
+    train_and_step(setting, method, Loop(), progress, plan, cohort, {})
     return progress
 
 
@@ -71,7 +70,7 @@ def lenet(clients=6, **values):
     data = Dataset.from_arrays(images[:80], labels[:80], images[80:], labels[80:], name="noise")
     config = {"model": "lenet5", "cohort": 4, "batch_size": 8, "rounds": 3, "lr": 0.1, "device": "cpu"}
     sizes = [20, 4, 16, 12, 8, 20][:clients]
-    return prepare(Config.read({**config, **values}), data=data, partition=Partition.from_sizes(np.arange(80), sizes))
+    return build(Config.read({**config, **values}), data=data, partition=Partition.from_sizes(np.arange(80), sizes))
 
 
 def losing(*lost):
@@ -80,4 +79,4 @@ def losing(*lost):
 
 
 def cohort_of(setting, t=1):
-    return setting.federation.draw(t).answered.tolist()
+    return setting.draw(t).answered.tolist()

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from feddpc import methods
+from feddpc.build import build, for_method
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engines.base import Engine
 from feddpc.engines.loop import Loop
-from feddpc.experiment import Setting, prepare
-from feddpc.method_setup import apply_method
+from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.models.base import BodyAndHead
 from feddpc.round.round import RoundRecord, run_round
@@ -116,12 +116,12 @@ def on_quadratics(method: Method) -> bool:
     return not any(overrides(method, hook) for hook in DATA_HOOKS)
 
 
-def setting_for(method: Method, **values: Any) -> Setting:
+def setting_for(method: Method, **values: Any) -> Experiment:
     """The small federation as ``method`` changes it before round 1."""
-    return apply_method(small_setting(reserve=method.reserve, **values), method)
+    return for_method(small_setting(reserve=method.reserve, **values), method)
 
 
-def small_setting(**values: Any) -> Setting:
+def small_setting(**values: Any) -> Experiment:
     """A federation of eight uneven clients, four a round, in float64."""
     data = blobs()
     config = Config.read(
@@ -137,13 +137,13 @@ def small_setting(**values: Any) -> Setting:
             **values,
         }
     )
-    return prepare(config, data=data, module=tiny_net(), partition=uneven(90))
+    return build(config, data=data, module=tiny_net(), partition=uneven(90))
 
 
-def run_rounds(setting: Setting, method: Method, engine: Engine, rounds: int) -> tuple[RunState, list[RoundRecord]]:
+def run_rounds(setting: Experiment, method: Method, engine: Engine, rounds: int) -> tuple[RunState, list[RoundRecord]]:
     """Run some rounds and return where they led."""
-    progress = RunState.begin(method, setting.w0, setting.federation.population)
-    return progress, [run_round(setting.federation, method, engine, progress) for _ in range(rounds)]
+    progress = RunState.begin(method, setting.w0, len(setting.population))
+    return progress, [run_round(setting, method, engine, progress) for _ in range(rounds)]
 
 
 def same_memories(a: RunState, b: RunState, atol: float = 1e-10) -> None:

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from feddpc import config, models
+from feddpc import config, models, sampling
 from feddpc.data import partition
 from feddpc.robust import rules
-from feddpc.round import sampling
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 

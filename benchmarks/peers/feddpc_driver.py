@@ -14,9 +14,9 @@ import feddpc
 from feddpc import methods
 from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import WORKLOADS
+from feddpc.build import build
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.experiment import prepare
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from feddpc.runs.engine_choice import choose_engine
@@ -32,7 +32,7 @@ def main() -> None:
     with np.load(args.work) as file:
         data = Dataset.from_arrays(*(file[k] for k in ("x_train", "y_train", "x_test", "y_test")), classes=10)
         partition = Partition(file["order"], file["starts"])
-    setting = prepare(WORKLOADS["cifar10"].config(device="cpu"), data=data, partition=partition)
+    setting = build(WORKLOADS["cifar10"].config(device="cpu"), data=data, partition=partition)
     if args.way == "eager":
         run, label = Eager(setting), "plain eager loop"
     else:
@@ -42,7 +42,7 @@ def main() -> None:
         label = f"feddpc {feddpc.__version__}, {engine.name}"
 
         def run() -> float:
-            return run_round(setting.federation, method, engine, progress).test_accuracy
+            return run_round(setting, method, engine, progress).test_accuracy
 
     seconds, accuracy = [], []
     for _ in range(args.rounds + 2):

@@ -22,7 +22,7 @@ import numpy as np
 
 from feddpc.bench import machine
 from feddpc.bench.workloads import WORKLOADS
-from feddpc.experiment import prepare
+from feddpc.build import build
 
 HERE = Path(__file__).parent
 LIMIT = 600
@@ -79,7 +79,7 @@ def _make(path: Path) -> None:
     """Write images, labels and the partition."""
     workload = WORKLOADS["cifar10"]
     data = workload.data()
-    dealt = prepare(workload.config(device="cpu"), data=data).partition
+    dealt = build(workload.config(device="cpu"), data=data).partition
     arrays = {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")}
     np.savez(path, **arrays, order=dealt.order, starts=dealt.starts)
 

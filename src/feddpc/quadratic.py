@@ -46,13 +46,13 @@ class Quadratic(Task):
 def quadratic_experiment(
     task: Quadratic, partition: Partition, sampler: Sampler, w0: Tensor, *, config: Config
 ) -> Experiment:
-    """Return an experiment without data set and evaluation; ``config.epochs`` is the number of local steps."""
+    """Return an experiment without data set and evaluation; a client makes ``config.epochs`` passes over its samples."""
     return Experiment(
         config=config,
         data=cast(Any, None),
         partition=partition,
         task=cast(Any, task),
-        planner=Planner(partition, batch_size=1, epochs=config.epochs, seed=config.seed),
+        planner=Planner(partition, batch_size=config.batch_size or 1, epochs=config.epochs, seed=config.seed),
         sampler=sampler,
         w0=w0,
         evaluates=False,

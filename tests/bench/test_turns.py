@@ -12,11 +12,11 @@ from feddpc.bench import machine, server, turns
 from feddpc.bench.eager import Eager
 from feddpc.bench.turns import Entrant
 from feddpc.bench.workloads import WORKLOADS, Workload
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data.batches import Planner
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
-from feddpc.experiment import prepare
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 
@@ -42,12 +42,12 @@ def test_the_eager_loop_computes_what_fedavg_does():
     config = Config(
         model="cnn", clients=8, cohort=4, batch_size=256, partition="iid", device="cpu", model_options={"width": 4}
     )
-    setting = prepare(config, data=dataclasses.replace(SMALL, train=400).data())
+    setting = build(config, data=dataclasses.replace(SMALL, train=400).data())
     eager, method = Eager(setting), methods.create("fedavg")
     progress = RunState.begin(method, setting.w0, 8)
     for _ in range(3):
         accuracy = eager()
-        record = run_round(setting.federation, method, Loop(), progress)
+        record = run_round(setting, method, Loop(), progress)
     assert record.test_accuracy == pytest.approx(accuracy, abs=0.011)
     own = torch.cat([value.flatten() for value in eager.state.values()])
     torch.testing.assert_close(progress.w, own, rtol=1e-4, atol=1e-5)
@@ -56,9 +56,9 @@ def test_the_eager_loop_computes_what_fedavg_does():
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
 def test_the_eager_network_is_made_of_plain_layers(workload, monkeypatch):
     small = dataclasses.replace(workload, train=2000, test=200)
-    setting = prepare(small.config(device="cpu", partition="iid"), data=small.data())
+    setting = build(small.config(device="cpu", partition="iid"), data=small.data())
     x = torch.randn(2, 3, workload.size, workload.size)
-    expected = setting.flat(setting.w0, x)
+    expected = setting.task.flat(setting.w0, x)
     monkeypatch.setattr("feddpc.models.base.BodyAndHead.forward", None)
     torch.testing.assert_close(Eager(setting).net(x), expected, rtol=1e-4, atol=1e-4)
 

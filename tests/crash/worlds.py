@@ -60,7 +60,7 @@ class Run(World):
     def _checkpoint(self, folder: Path) -> dict[str, bytes]:
         """The state as it is restored: where a row lies in a file is no matter, what it holds is."""
         placement = Placement(self.memory, folder)  # type: ignore[arg-type]
-        progress = RunState.begin(self.method, self.setting.w0, self.setting.federation.population, placement)
+        progress = RunState.begin(self.method, self.setting.w0, len(self.setting.population), placement)
         saved = checkpoint.load(folder)
         assert saved is not None
         checkpoint.restore(saved, progress)

@@ -54,11 +54,11 @@ def test_nothing_is_captured_again():
     method, engine = methods.create("feddpc"), Cuda(anywhere=True)
     setting = small_setting()
     progress = RunState.begin(method, setting.w0, 8)
-    run_round(setting.federation, method, engine, progress)
+    run_round(setting, method, engine, progress)
     first = engine.captures
     assert first == 2 + len(row_classes(4, every=True))
     for _ in range(7):
-        run_round(setting.federation, method, engine, progress)
+        run_round(setting, method, engine, progress)
     assert engine.captures == first
     assert progress.w is next(iter(engine._sessions.values())).w  # the model stays where it is
 
@@ -91,7 +91,7 @@ def test_a_bad_client_makes_the_round_void_and_is_then_screened(name, engine):
     for runner in (Loop(), machine):
         setting = small_setting()
         setting.task.x = setting.task.x.to(torch.float64)
-        sick = int(setting.federation.planner.partition[4][0])
+        sick = int(setting.planner.partition[4][0])
         setting.task.x[sick] = math.nan
         progress, records = run_rounds(setting, method, runner, 6)
         assert any(r.rejected == [4] for r in records)
@@ -174,7 +174,7 @@ def test_a_resumed_run_goes_on_captured(tmp_path, monkeypatch):
 
 def test_without_evaluation():
     method, engine, setting = methods.create("fedavg"), Cuda(anywhere=True), small_setting()
-    quiet = dataclasses.replace(setting, federation=dataclasses.replace(setting.federation, evaluate=None))
+    quiet = dataclasses.replace(setting, federation=dataclasses.replace(setting, evaluates=False))
     progress, records = run_rounds(quiet, method, engine, 2)
     assert all(math.isnan(r.test_accuracy) for r in records)
     other, _ = run_rounds(setting, method, Loop(), 2)
@@ -211,7 +211,7 @@ def test_fastest_goes_on_when_an_engine_cannot_capture(monkeypatch):
 
 def test_what_was_planned_ahead_is_what_would_be_planned_then():
     setting = small_setting(dropout=0.3)
-    federation = setting.federation
+    federation = setting
     federation.look_ahead(5)
     draw, plan = federation.draw(5), federation.plan(5, federation.draw(5).answered)
     fresh = federation.sampler.draw(5)

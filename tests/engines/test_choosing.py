@@ -13,9 +13,9 @@ from torch import nn
 
 import feddpc
 from feddpc import methods
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.experiment import prepare
 from feddpc.methods.base import Method
 from feddpc.runs import engine_choice
 from feddpc.runs.engine_choice import choose_engine, rule
@@ -184,7 +184,7 @@ def test_one_comparison_per_code_and_shapes(monkeypatch):
 
 def test_the_comparison_takes_less_than_a_second(monkeypatch):
     monkeypatch.setattr(engine_choice, "_compared", {})
-    setting = prepare(Config.read({"device": DEVICE}), module=Net())
+    setting = build(Config.read({"device": DEVICE}), module=Net())
     began = time.process_time()
     assert choose_engine("auto", setting, FEDAVG)[0].name == AUTO
     assert time.process_time() - began < (1 if DEVICE == "cpu" else 5)  # there, with the first use of libraries
@@ -210,7 +210,7 @@ def test_auto_never_looks_at_the_clock_or_the_number_of_rounds(monkeypatch):
     ],
 )
 def test_the_rule_on_a_cpu(values, name):
-    setting = prepare(Config.read({"clients": 8, "device": "cpu", "model": "mlp", **values}), data=blobs())
+    setting = build(Config.read({"clients": 8, "device": "cpu", "model": "mlp", **values}), data=blobs())
     assert rule(setting) == name
     engine, seconds = choose_engine("auto", setting, FEDAVG)
     assert (engine.name, seconds) == (name, {})
@@ -225,7 +225,7 @@ def test_fastest_times_and_says_so():
 
 def test_fastest_leaves_out_what_differs(monkeypatch):
     monkeypatch.setattr(engine_choice, "_timed", lambda engine, *_: {"stacked": 1e-9}.get(engine.name, 1.0))
-    setting = prepare(Config.read({**SMALL, "clients": 8, "cohort": 5}), data=blobs(), partition=uneven(90))
+    setting = build(Config.read({**SMALL, "clients": 8, "cohort": 5}), data=blobs(), partition=uneven(90))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert choose_engine("fastest", setting, FEDAVG)[0].name == "stacked"

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from feddpc import methods
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError
-from feddpc.experiment import prepare
 from feddpc.runs import engine_choice
 from feddpc.runs.engine_choice import choose_engine
 from support import blobs, run_rounds, small_setting, uneven
@@ -20,7 +20,7 @@ from support import blobs, run_rounds, small_setting, uneven
 def dropout_setting():
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     config = Config.read({"cohort": 3, "clients": 8, "batch_size": 8, "rounds": 2})
-    return prepare(config, data=blobs(), module=module, partition=uneven(90))
+    return build(config, data=blobs(), module=module, partition=uneven(90))
 
 
 def test_dropout_layers_are_reproducible_and_leave_the_global_stream():
@@ -51,7 +51,7 @@ def test_hidden_dropout_is_found_out(name):
     for seed in (1, 2):
         torch.manual_seed(0)
         module = Functional().eval()
-        setting = prepare(config, data=blobs(), module=module, partition=uneven(90))
+        setting = build(config, data=blobs(), module=module, partition=uneven(90))
         torch.manual_seed(seed)
         ends.append(run_rounds(setting, method, Loop(), 2)[0].w)
     assert setting.task.stochastic
@@ -149,7 +149,7 @@ def test_loop_gradients_are_those_of_torch():
     progress, (record,) = run_rounds(setting, methods.create("fedavg"), Loop(), 1)
     (client,) = record.participants
     module = setting.task.module
-    setting_w = setting.flat.state_dict(setting.w0)
+    setting_w = setting.task.flat.state_dict(setting.w0)
     module.load_state_dict(setting_w)
     own = torch.from_numpy(setting.partition[client].copy())
     x = (setting.task.x[own].double() - 127.5) / 127.5

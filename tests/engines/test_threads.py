@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from feddpc import methods
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.engines.threads import Threads
-from feddpc.experiment import prepare
 from feddpc.runs.engine_choice import choose_engine
 from support import VARIANTS, blobs, run_rounds, setting_for, small_setting, uneven
 
@@ -120,7 +120,7 @@ def test_what_it_refuses():
     config = Config.read({"cohort": 3, "clients": 8, "batch_size": 8, "rounds": 2})
     dropout = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     for module, why in ((dropout, "random numbers"), (Uncopied(), "cannot be copied: not to be copied")):
-        setting = prepare(config, data=blobs(), module=module, partition=uneven(90))
+        setting = build(config, data=blobs(), module=module, partition=uneven(90))
         assert why in Threads().refuses(setting.task)
         with pytest.warns(UserWarning, match="'loop'"):
             assert choose_engine("auto", setting, methods.create("fedavg"))[0].name == "loop"

@@ -104,10 +104,9 @@ def test_float_data_and_channel_scaling(method):
     """Samples that are no images; and a scaling that only who has all the data can know."""
     from dataclasses import replace
 
+    from feddpc.build import build, for_method
     from feddpc.config import Config
     from feddpc.engines.loop import Loop
-    from feddpc.experiment import prepare
-    from feddpc.method_setup import apply_method
     from support import run_rounds
 
     rule = methods.create(method, **({"gan_steps": 3, "seeds": 1} if method == "faug" else {}))
@@ -115,8 +114,8 @@ def test_float_data_and_channel_scaling(method):
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
     for data, scaling in ((floats, "none"), (DATA, "channel")):
         values = {"clients": 8, "cohort": 4, "batch_size": 4, "precision": "float64", "scaling": scaling}
-        setting = prepare(Config.read(values), data=data, module=net, partition=Partition(DEALT.order, DEALT.starts))
-        progress, _ = run_rounds(apply_method(setting, rule), rule, Loop(), 3)
+        setting = build(Config.read(values), data=data, module=net, partition=Partition(DEALT.order, DEALT.starts))
+        progress, _ = run_rounds(for_method(setting, rule), rule, Loop(), 3)
         dealt = flower.dealt(setting)
         strategy = flower.strategy(rule, **dealt.server())
         train(strategy, Unreliable(flower.client_app(**dealt.client())), 3)

@@ -15,7 +15,7 @@ ALL = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 
 def federated(setting, method, rounds=ROUNDS, **more):
     halves = flower.dealt(setting)
-    grid = flower.InProcessGrid(flower.client_app(**halves.client()), setting.federation.population)
+    grid = flower.InProcessGrid(flower.client_app(**halves.client()), len(setting.population))
     strategy = flower.strategy(method, **halves.server(), **more)
     result = strategy.start(grid, strategy.initial_arrays(), num_rounds=rounds)
     return strategy, result
@@ -40,8 +40,8 @@ def test_noise_and_participants_are_no_secret_of_the_experiments_seed():
 @pytest.mark.parametrize("how", [{}, HARD], ids=["plain", "all"])
 def test_the_simulator_and_the_grid_agree_bit_by_bit(method, how):
     setting = setting_for(method, **how)
-    progress = RunState.begin(method, setting.w0, setting.federation.population)
-    records = [run_round(setting.federation, method, Loop(), progress) for _ in range(ROUNDS)]
+    progress = RunState.begin(method, setting.w0, len(setting.population))
+    records = [run_round(setting, method, Loop(), progress) for _ in range(ROUNDS)]
     strategy, _ = federated(small_setting(reserve=method.reserve, **how), method, reproducible=True)
     assert strategy.refusals == []
     assert torch.equal(strategy.now.w, progress.w)

@@ -12,8 +12,8 @@ from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.flower.server import from_run_config
+from feddpc.policies import resolve_policies
 from feddpc.robust import faults, rules
-from feddpc.robust.config import complete_policies
 from feddpc.round.state import RunState
 from federations import NODES, Unreliable, move, plain_app, train, vector
 from support import VARIANTS, run_rounds, small_setting
@@ -157,7 +157,7 @@ def test_the_apps_configuration_reaches_rules_faults_and_privacy():
         {"rule": "krum", "rule.share": 0.2, "faults.zero": 0.1, "screen.norm": 4.0, "privacy.clip": 1.0, "deadline": 9}
     )
     assert told.pop("deadline") == 9
-    config = complete_policies(Config.read({k: v for k, v in told.items() if k != "privacy"}))
+    config = resolve_policies(Config.read({k: v for k, v in told.items() if k != "privacy"}))
     assert (config.rule, config.rule_options["share"], config.faults["zero"]) == ("krum", 0.2, 0.1)
     assert told["privacy"] == {"clip": 1.0}
 

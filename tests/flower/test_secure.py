@@ -76,7 +76,7 @@ def test_lenet5_agrees_with_the_plain_server_round_by_round(lenet_run):
         participants = strategy.records[t - 1].participants
         progress = plain(setting, method, participants, t, snapshots[t - 1])
         torch.testing.assert_close(snapshots[t][0], progress.w, rtol=0, atol=1e-6)
-        record = run_round(setting.federation, method, Loop(), whole)
+        record = run_round(setting, method, Loop(), whole)
         assert participants == record.participants
         assert strategy.records[t - 1].train_loss == pytest.approx(record.train_loss, abs=1e-5)
         torch.testing.assert_close(snapshots[t][0], whole.w, rtol=0, atol=1e-5)
@@ -125,7 +125,7 @@ def test_a_run_goes_on_where_it_was(tmp_path):
     assert [record.round for record in strategy.records] == [3, 4]
     progress = RunState.begin(methods.create("feddpc"), setting.w0, CLIENTS)
     for _ in range(4):
-        run_round(setting.federation, methods.create("feddpc"), Loop(), progress)
+        run_round(setting, methods.create("feddpc"), Loop(), progress)
     torch.testing.assert_close(strategy.now.w, progress.w, rtol=0, atol=1e-5)
 
 

@@ -76,7 +76,7 @@ def test_min_replies_is_a_quorum():
 def test_a_client_beyond_the_bound_abstains_and_says_no_number():
     setting, snapshots = small_setting(cohort=COHORT), []
     ids, method = cohort_of(setting), methods.create("feddpc", form="client")
-    plan = setting.federation.planner.plan(1, np.array(ids))
+    plan = setting.planner.plan(1, np.array(ids))
     down = {"g": torch.zeros_like(setting.w0)}
     norms = Loop().train(method, setting.task, setting.w0, down, {}, plan, 0.05).up["delta"].norm(dim=1)
     longest = int(norms.argmax())

@@ -36,9 +36,9 @@ folder = ""
 APP = f"""
 from feddpc import flower
 from feddpc.config import Config
-from feddpc.experiment import prepare
+from feddpc.build import build
 
-halves = flower.dealt(prepare(Config.read({EXPERIMENT!r})))
+halves = flower.dealt(build(Config.read({EXPERIMENT!r})))
 server = flower.server_app("scaffold", **halves.server())
 client = flower.client_app(**halves.client())
 """

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods
+from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort
@@ -202,21 +203,19 @@ def test_limits_of_clusters_hold_under_sample_weights(clusters, limit, cohort):
 
 
 def test_fedvarp_mean_memory_is_the_mean_of_memories():
-    from feddpc.data.batches import Planner
+    from feddpc import sampling
     from feddpc.data.partition import Partition
-    from feddpc.quadratic import Quadratic
-    from feddpc.round import sampling
-    from feddpc.round.federation import Federation
+    from feddpc.quadratic import Quadratic, quadratic_experiment
     from feddpc.round.round import run_round
     from feddpc.round.state import RunState
 
     method = methods.create("fedvarp")
-    federation = Federation(
-        task=Quadratic(torch.tensor(A), torch.tensor(C)),
-        planner=Planner(Partition.from_lists([[j] for j in range(4)]), 1, 3, 0),
-        sampler=sampling.make("bernoulli", population=4, cohort=2, seed=3),
-        client_lr=0.1,
-        server_lr=0.1,
+    federation = quadratic_experiment(
+        Quadratic(torch.tensor(A), torch.tensor(C)),
+        Partition.from_lists([[j] for j in range(4)]),
+        sampling.make("bernoulli", population=4, cohort=2, seed=3),
+        torch.tensor(W0),
+        config=Config(lr=0.1, server_lr=0.1, epochs=3),
     )
     progress = RunState.begin(method, torch.tensor(W0), 4)
     for _ in range(30):

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods
+from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.quadratic import trajectory
-from feddpc.round.federation import Federation
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from support import Q4, run_rounds, small_setting
@@ -316,18 +316,17 @@ def test_domains(name, hyper, domain):
 
 def quadratic_federation(method, steps=3):
     """The federation of Q4, to look inside."""
-    from feddpc.data.batches import Planner
+    from feddpc import sampling
     from feddpc.data.partition import Partition
-    from feddpc.quadratic import Quadratic
-    from feddpc.round import sampling
+    from feddpc.quadratic import Quadratic, quadratic_experiment
 
     a, c, w = (torch.tensor(x) for x in (A, C, W0))
-    federation = Federation(
-        task=Quadratic(a, c),
-        planner=Planner(Partition.from_lists([[j] for j in range(4)]), batch_size=1, epochs=steps, seed=0),
-        sampler=sampling.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
-        client_lr=0.1,
-        server_lr=0.1,
+    federation = quadratic_experiment(
+        Quadratic(a, c),
+        Partition.from_lists([[j] for j in range(4)]),
+        sampling.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
+        w,
+        config=Config(lr=0.1, server_lr=0.1, epochs=steps),
     )
     return federation, RunState.begin(method, w, 4)
 
@@ -377,21 +376,19 @@ def test_memories_and_their_sums_agree_in_float32_too():
 
 def weighted_federation(method):
     """Q4 with clients of 1, 2, 3 and 6 equal samples each, one local step of all of them, everybody present."""
-    from feddpc.data.batches import Planner
+    from feddpc import sampling
     from feddpc.data.partition import Partition
-    from feddpc.quadratic import Quadratic
-    from feddpc.round import sampling
+    from feddpc.quadratic import Quadratic, quadratic_experiment
 
     sizes = [1, 2, 3, 6]
     a, c = (torch.tensor(np.repeat(x, sizes, axis=0)) for x in (A, C))
     ends = np.cumsum([0, *sizes])
     lists = [list(range(ends[j], ends[j + 1])) for j in range(4)]
-    federation = Federation(
-        task=Quadratic(a, c),
-        planner=Planner(Partition.from_lists(lists), batch_size=6, epochs=3, seed=0),
-        sampler=sampling.make("uniform", population=4, cohort=4, seed=0),
-        client_lr=0.1,
-        server_lr=0.1,
-        weighting="samples",
+    federation = quadratic_experiment(
+        Quadratic(a, c),
+        Partition.from_lists(lists),
+        sampling.make("uniform", population=4, cohort=4, seed=0),
+        torch.tensor(W0),
+        config=Config(lr=0.1, server_lr=0.1, epochs=3, batch_size=6, weighting="samples"),
     )
     return federation, RunState.begin(method, torch.tensor(W0), 4)

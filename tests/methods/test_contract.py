@@ -12,7 +12,6 @@ from feddpc.config import write_toml
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.round.client_table import ClientTable
-from feddpc.round.federation import build_cohort
 from feddpc.round.probes import probe_cohort
 from feddpc.round.round import run_round
 from feddpc.round.server_step import stacked
@@ -65,7 +64,7 @@ def test_nothing_handed_to_a_hook_is_changed(method):
     progress, _ = run_rounds(setting, method, Loop(), 5)
     before = {k: v.clone() for k, v in progress.server.items()}, progress.w.clone()
     server = progress.server
-    run_round(setting.federation, method, Loop(), progress)
+    run_round(setting, method, Loop(), progress)
     assert torch.equal(setting.w0, w0)
     assert not torch.equal(progress.w, before[1])
     assert all(torch.equal(server[k], v) for k, v in before[0].items())
@@ -75,7 +74,7 @@ def test_nothing_handed_to_a_hook_is_changed(method):
 def test_state_keeps_its_shape(method):
     """A checkpoint restores into a fresh state, so the state after any round must look like the first."""
     setting = setting_for(method)
-    first = RunState.begin(method, setting.w0, setting.federation.population)
+    first = RunState.begin(method, setting.w0, len(setting.population))
     later, _ = run_rounds(setting, method, Loop(), 3)
     assert later.server.keys() == first.server.keys()
     for key, value in first.server.items():
@@ -90,12 +89,12 @@ def test_a_moved_state_goes_on_alike(method):
     setting = setting_for(method)
     whole, _ = run_rounds(setting, method, Loop(), 6)
     half, _ = run_rounds(setting, method, Loop(), 3)
-    fresh = RunState.begin(method, setting.w0, setting.federation.population)
+    fresh = RunState.begin(method, setting.w0, len(setting.population))
     fresh.w, fresh.server, fresh.round = half.w, half.server, half.round
     fresh.slots.restore(*half.slots.export())
     fresh.clients.restore(*half.clients.export())
     for _ in range(3):
-        run_round(setting.federation, method, Loop(), fresh)
+        run_round(setting, method, Loop(), fresh)
     assert torch.equal(fresh.w, whole.w)
 
 
@@ -107,7 +106,7 @@ def test_memories_exist_only_for_clients_that_came(method):
     for memory in (progress.slots, progress.clients):
         assert isinstance(memory, ClientTable)
         surveyed = method.surveys and memory is progress.clients
-        assert len(memory) == (setting.federation.population if surveyed else len(seen) if memory else 0)
+        assert len(memory) == (len(setting.population) if surveyed else len(seen) if memory else 0)
 
 
 @ALL
@@ -115,13 +114,14 @@ def test_who_needs_only_sums_cannot_tell_rows_from_their_mean(method):
     """And for every method, aggregate is combine after transform."""
     setting = setting_for(method)
     progress, _ = run_rounds(setting, method, Loop(), 3)
-    federation, w = setting.federation, progress.w
-    plan, cohort = build_cohort(federation, method, progress, 4, np.array([0, 1, 3, 4]))
+    w = progress.w
+    ids = np.array([0, 1, 3, 4])
+    plan, cohort = setting.cohort(method, 4, ids, progress.slots.read(ids))
     cohort = replace(cohort, steps=torch.full_like(cohort.steps, 3.0))
-    probes = probe_cohort(federation, method, Loop(), progress, plan, cohort)[2]
-    down = method.broadcast(w, progress.server, probes if method.reports else {}, cohort) | federation.kit
+    probes = probe_cohort(setting, method, Loop(), progress, plan, cohort)[2]
+    down = method.broadcast(w, progress.server, probes if method.reports else {}, cohort) | setting.kit
     own = progress.clients.read(plan.clients) | probes
-    up = Loop().train(method, federation.task, w, down, own, plan, 0.05).up
+    up = Loop().train(method, setting.task, w, down, own, plan, 0.05).up
     rows, notes = method.transform(progress.server, up, cohort)
     rows = {k: stacked(v) for k, v in rows.items()}
     if getattr(method, "guard", "") != "exclude":
@@ -197,14 +197,14 @@ def test_the_client_form_works_on_long_vectors_in_both_engines():
     """Beyond algebra.LONG numbers the sums take another way on a CPU, which vmap could not follow."""
     from torch import nn
 
+    from feddpc.build import build
     from feddpc.config import Config
-    from feddpc.experiment import prepare
     from feddpc.methods._algebra import LONG
     from support import blobs, uneven
 
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 14_000), nn.ReLU(), nn.Linear(14_000, 3))
     config = Config.read({"cohort": 2, "clients": 8, "batch_size": 32, "rounds": 2})
-    setting = prepare(config, data=blobs(), module=module, partition=uneven(90))
+    setting = build(config, data=blobs(), module=module, partition=uneven(90))
     assert setting.task.d > LONG
     ends = [
         run_rounds(setting, methods.create("feddpc", form=form), engine, 2)[0].w

@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from feddpc import methods
+from feddpc.build import build, for_method, with_reserve
 from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
-from feddpc.experiment import prepare
-from feddpc.method_setup import apply_method, with_reserve
 from feddpc.quadratic import trajectory
 from feddpc.tasks.base import Rows
 from support import Q4, run_rounds, setting_for, small_setting, uneven
@@ -28,12 +27,12 @@ def test_the_shared_set_is_balanced_disjoint_and_never_of_the_test_set():
     labels = setting.data.y_train
     G = setting.reserve
     assert np.bincount(labels[G]).tolist() == [6, 6, 6]  # 0.2 * 90 / 3 of every class
-    for before, after in zip(setting.partition, setting.federation.planner.partition, strict=True):
+    for before, after in zip(setting.partition, setting.planner.partition, strict=True):
         assert not set(before) & set(G)
         assert after[: len(before)].tolist() == before.tolist()
         assert set(after[len(before) :]) <= set(G)
         assert len(after) - len(before) == 9
-    assert setting.privacy(method)["disclosed"] == {"samples_at_the_server": 18, "samples_sent_to_each_client": 9}
+    assert setting.privacy_note(method)["disclosed"] == {"samples_at_the_server": 18, "samples_sent_to_each_client": 9}
     # Training sees x_train only: task.x is the training set, unchanged.
     assert setting.task.x.shape[0] == len(labels)
 
@@ -51,7 +50,7 @@ def test_shares_differ_between_clients_and_are_a_function_of_the_seed():
 
     def dealt(seed):
         config = Config(clients=10, cohort=2, seed=seed, device="cpu")
-        return apply_method(prepare(with_reserve(config, [method])), method).federation.planner.partition
+        return for_method(build(with_reserve(config, [method])), method).federation.planner.partition
 
     one, two, other = dealt(0), dealt(0), dealt(1)
     assert one.order.tolist() == two.order.tolist()
@@ -67,7 +66,7 @@ def test_shares_differ_between_clients_and_are_a_function_of_the_seed():
 def test_a_reserve_that_does_not_fit(reserve, message):
     method = methods.create("datasharing", beta=0.2)
     with pytest.raises(BadInputError, match=message):
-        apply_method(small_setting(reserve=reserve), method)
+        for_method(small_setting(reserve=reserve), method)
 
 
 def test_a_given_partition_that_the_reserve_would_empty():

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddpc import methods
+from feddpc.build import build
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
-from feddpc.experiment import prepare
 from feddpc.methods.base import ClientContext
 from feddpc.methods.fedalign import FedAlign, stretch
 from feddpc.models import MLP, LeNet5, ResNet18, SmallCNN, seeded
@@ -37,7 +37,7 @@ class Normed(SmallCNN):
 
 def federation(net=small_cnn, **values):
     base = small_setting(**values)
-    return prepare(base.config, data=base.data, module=seeded(net, 0), partition=base.partition)
+    return build(base.config, data=base.data, module=seeded(net, 0), partition=base.partition)
 
 
 def literal(f_in, f_out):
@@ -99,7 +99,7 @@ def test_the_step_is_that_of_two_backward_passes(net, differentiate):
     setting = federation(net)
     task, batch = setting.task, setting.task.fetch(Rows(torch.tensor([3, 14, 15, 9, 26])))
     twin = net().double()
-    twin.load_state_dict(setting.flat.state_dict(setting.w0))
+    twin.load_state_dict(setting.task.flat.state_dict(setting.w0))
     h = twin.trunk(batch.x)
     o = twin.last_stage(h)
     ce = F.cross_entropy(twin.top(o), batch.y)
@@ -171,7 +171,7 @@ def test_dead_features_leave_the_cross_entropy_alone(differentiate):
     setting = federation()
     task, batch = setting.task, setting.task.fetch(Rows(torch.tensor([3, 14, 15])))
     for dead in ("body.0", "body.3"):
-        parameters = setting.flat.state_dict(setting.w0)
+        parameters = setting.task.flat.state_dict(setting.w0)
         parameters[f"{dead}.weight"].zero_()
         parameters[f"{dead}.bias"].fill_(-1.0)
         w = torch.cat([p.reshape(-1) for p in parameters.values()])

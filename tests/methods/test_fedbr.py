@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddpc import methods
+from feddpc.build import build
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
-from feddpc.experiment import prepare
 from feddpc.methods.base import ClientContext
 from feddpc.methods.fedbr import FedBR
 from feddpc.methods.federated_data import FederatedData
@@ -40,10 +40,10 @@ def adapted(method, **values):
     """The small federation with the method's network, and its pseudo-data in everybody's hands."""
     base = small_setting(**values)
     net = seeded(lambda: method.adapt(SmallCNN(3, 1, 6, width=4)), 0)
-    setting = prepare(base.config, data=base.data, module=net, partition=base.partition)
+    setting = build(base.config, data=base.data, module=net, partition=base.partition)
     world = world_of(setting)
     kit = dict(method.extend_data(world, method.learn(world)).kit)
-    return replace(setting, federation=replace(setting.federation, kit=kit))
+    return replace(setting, federation=replace(setting, kit=kit))
 
 
 def away_from(w, seed=1):
@@ -51,17 +51,17 @@ def away_from(w, seed=1):
 
 
 def local(setting, w=None, lr=0.05):
-    return ClientContext(setting.w0 if w is None else w, setting.federation.kit, {}, lr, torch.tensor(1.0))
+    return ClientContext(setting.w0 if w is None else w, setting.kit, {}, lr, torch.tensor(1.0))
 
 
 def by_hand(method, setting, w, y, x, labels, lr, steps):
     """Separate networks, exp and log, one optimiser each for the projector and for the rest, as in the public code."""
     net, server = (method.adapt(SmallCNN(3, 1, 6, width=4)).double() for _ in range(2))
-    net.load_state_dict(setting.flat.state_dict(y))
-    server.load_state_dict(setting.flat.state_dict(w))
+    net.load_state_dict(setting.task.flat.state_dict(y))
+    server.load_state_dict(setting.task.flat.state_dict(w))
     of_p = torch.optim.SGD(net.projector.parameters(), lr=lr)
     of_rest = torch.optim.SGD(net.base.parameters(), lr=lr)
-    x_p = (setting.federation.kit["x_p"].double() - 127.5) / 127.5
+    x_p = (setting.kit["x_p"].double() - 127.5) / 127.5
     q = torch.full((len(x_p), 3), 1 / 3, dtype=torch.float64)
     pairs = [i % len(x) for i in range(len(x_p))]
     if method.mixture:
@@ -123,8 +123,8 @@ def test_the_max_step_moves_the_projector_and_the_min_step_the_rest():
         task.part(at, "features", x)
         for at, x in (
             (w, batch.x),
-            (w, task.inputs(setting.federation.kit["x_p"])),
-            (setting.w0, task.inputs(setting.federation.kit["x_p"])),
+            (w, task.inputs(setting.kit["x_p"])),
+            (setting.w0, task.inputs(setting.kit["x_p"])),
         )
     )
     three = torch.cat([f_p, f_g, f[[0, 1, 2, 3, 0]]])

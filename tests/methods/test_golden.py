@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from feddpc import methods
+from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.quadratic import trajectory
@@ -236,19 +237,17 @@ def test_the_scales_of_feddpc():
 def _q4(method):
     import torch
 
-    from feddpc.data.batches import Planner
+    from feddpc import sampling
     from feddpc.data.partition import Partition
-    from feddpc.quadratic import Quadratic
-    from feddpc.round import sampling
-    from feddpc.round.federation import Federation
+    from feddpc.quadratic import Quadratic, quadratic_experiment
     from feddpc.round.state import RunState
 
     a, c = (torch.tensor(Q4[k], dtype=torch.float64) for k in ("curvature", "centre"))
-    federation = Federation(
-        task=Quadratic(a, c),
-        planner=Planner(Partition.from_lists([[j] for j in range(4)]), batch_size=1, epochs=3, seed=0),
-        sampler=sampling.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
-        client_lr=0.1,
-        server_lr=0.1,
+    federation = quadratic_experiment(
+        Quadratic(a, c),
+        Partition.from_lists([[j] for j in range(4)]),
+        sampling.make("fixed", population=4, cohort=4, seed=0, schedule=Q4["schedule"]),
+        torch.tensor(Q4["w0"], dtype=torch.float64),
+        config=Config(lr=0.1, server_lr=0.1, epochs=3),
     )
     return federation, RunState.begin(method, torch.tensor(Q4["w0"], dtype=torch.float64), 4), method

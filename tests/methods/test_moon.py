@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddpc import methods
+from feddpc.build import build
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
-from feddpc.experiment import prepare
 from feddpc.methods.base import ClientContext
 from feddpc.methods.moon import MOON, contrast
 from feddpc.models import SmallCNN, seeded
@@ -29,7 +29,7 @@ def adapted(method=MOON_SMALL, **values):
     """The small federation, with the network that the method makes of a SmallCNN."""
     base = small_setting(**values)
     net = seeded(lambda: method.adapt(SmallCNN(3, 1, 6, width=4)), 0)
-    return prepare(base.config, data=base.data, module=net, partition=base.partition)
+    return build(base.config, data=base.data, module=net, partition=base.partition)
 
 
 def test_contrast_by_hand():
@@ -84,7 +84,7 @@ def test_a_first_participation_in_a_later_round_is_fedavg(engine):
     """What it is compared with is the global model of that round, not the initial one."""
     setting = adapted()
     later = run_rounds(setting, methods.create("fedavg"), engine, 2)[0].w
-    plan = setting.federation.planner.plan(3, np.array([1, 4, 6]))
+    plan = setting.planner.plan(3, np.array([1, 4, 6]))
     fresh = {k: torch.stack([v] * 3) for k, v in MOON_SMALL.init_client(setting.w0).items()}
     a, b = (
         engine.train(m, setting.task, later, {}, own, plan, 0.05)
@@ -109,7 +109,7 @@ def test_the_objective_is_that_of_separate_networks():
     nets = []
     for w in (y, setting.w0, prev):
         net = MOON_SMALL.adapt(SmallCNN(3, 1, 6, width=4)).double()
-        net.load_state_dict(setting.flat.state_dict(w))
+        net.load_state_dict(setting.task.flat.state_dict(w))
         nets.append(net)
     local, server, old = nets
     z, logits = local.projections_and_logits(batch.x)

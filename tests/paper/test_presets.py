@@ -12,7 +12,6 @@ from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.specs import spec
 from feddpc.errors import BadInputError
-from feddpc.experiment import complete
 from feddpc.paper import presets
 
 
@@ -25,7 +24,7 @@ def test_a_run_has_nothing_to_fill_in(name, scale):
     y = np.arange(2000) % known.classes
     data = Dataset.from_arrays(x, y, x[:10], y[:10], name=name, classes=known.classes)
     config = presets.PRESETS[name](scale=scale, device="cpu")
-    assert complete(config, data) == config
+    assert resolve(config, data) == config
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("cifar10", 400), ("cifar100", 800), ("tiny-imagenet", 800)])

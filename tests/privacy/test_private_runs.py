@@ -1,6 +1,5 @@
 """Private runs: engines, empty rounds, records, resuming, and every configuration that would break the promise."""
 
-import dataclasses
 import json
 import math
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 import feddpc
-from feddpc import methods
+from feddpc import methods, sampling
 from feddpc.cli import main
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
@@ -16,7 +15,6 @@ from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.privacy import epsilon
-from feddpc.round import sampling
 from feddpc.round.round import run_round
 from feddpc.runs.record import load_config, read_records
 from feddpc.runs.runner import execute
@@ -53,11 +51,11 @@ def test_feddpc_forms_agree():
 @pytest.mark.parametrize("name", ["fedavg", "feddpc"])
 def test_a_round_with_nobody_is_noise_and_not_silence(name):
     setting, method = private(cohort=1), methods.create(name)
-    draws = [setting.federation.draw(t) for t in range(1, 20)]
+    draws = [setting.draw(t) for t in range(1, 20)]
     empty = next(t for t, draw in enumerate(draws, start=1) if not len(draw.answered))
     progress, _ = run_rounds(setting, method, Loop(), empty - 1)
     before = progress.w.clone()
-    record = run_round(setting.federation, method, Loop(), progress)
+    record = run_round(setting, method, Loop(), progress)
     moved = (progress.w - before).norm() / setting.config.server_lr * setting.config.lr
     assert record.participants == []
     assert record.notes["epsilon"] == epsilon(1.0, 1 / 8, empty, 1e-5)
@@ -224,7 +222,5 @@ def test_poisson_participation_is_independent_coins():
     assert sum(came) / 4000 == pytest.approx(2, abs=5 * math.sqrt(2 * 0.95 / 4000))
 
 
-def test_sharing_a_setting_keeps_the_mechanism():
-    setting = private()
-    assert dataclasses.replace(setting.federation, evaluate=None).privacy == setting.mechanism
-    assert setting.mechanism.sampling == 4 / 8
+def test_the_mechanism_knows_the_sampling_rate():
+    assert private().policies.privacy.sampling == 4 / 8

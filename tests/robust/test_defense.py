@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import feddpc
-from feddpc import methods
+from feddpc import methods, sampling
 from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
@@ -14,7 +14,6 @@ from feddpc.methods import FedVARP, Step
 from feddpc.methods.base import Cohort, overrides
 from feddpc.robust import defense, rules
 from feddpc.robust.defense import Defense
-from feddpc.round import sampling
 from feddpc.round.round import run_round
 from feddpc.round.server_step import Policies, server_step
 from feddpc.round.state import RunState
@@ -79,12 +78,12 @@ def test_screened_clients_are_in_the_records_and_cost_their_own_vote_only():
     method = methods.create("fedvarp")
     setting = small_setting(**how, screen={"norm": 50.0})
     progress, records = run_rounds(setting, method, Loop(), 3)
-    bad = setting.federation.faults.members["huge"].tolist()
+    bad = setting.policies.faults.members["huge"].tolist()
     assert [r.rejected for r in records] == [bad] * 3
     assert not set(bad) & {int(j) for j in progress.slots.export()[0]}
     schedule = [[j for j in range(8) if j not in bad]] * 3
     well = replace(
-        setting.federation,
+        setting,
         faults=None,
         defense=None,
         sampler=sampling.make("fixed", population=8, cohort=8, seed=0, schedule=schedule),
@@ -162,7 +161,7 @@ def test_orthogonality_survives_every_rule():
         last = None
         progress = RunState.begin(method, setting.w0, 8)
         for _ in range(4):
-            run_round(setting.federation, method, Loop(), progress)
+            run_round(setting, method, Loop(), progress)
             delta = progress.server["delta"]
             if last is not None:
                 assert abs(float(delta @ last)) <= 1e-10 * float(delta.norm() * last.norm())

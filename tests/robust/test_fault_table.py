@@ -25,7 +25,7 @@ def run(**how):
 def fate(setting, records, kind):
     """Where the records list those who misbehave."""
     bad = {j for r in records for ids in r.faults.values() for j in ids}
-    assert bad == set(setting.federation.faults.members[kind].tolist())
+    assert bad == set(setting.policies.faults.members[kind].tolist())
     last = records[-1]
     return next(name for name in ("dropped", "rejected", "participants") if bad <= set(getattr(last, name)))
 

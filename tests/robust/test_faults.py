@@ -143,7 +143,7 @@ def test_engines_agree(name, how):
 
 def test_records_say_who_did_what():
     setting = small_setting(faults={"zero": 0.25, "straggler": 0.25, "inf": 0.25}, cohort=8)
-    made = setting.federation.faults
+    made = setting.policies.faults
     _, records = run_rounds(setting, methods.create("fedavg"), Loop(), 2)
     for record in records:
         assert record.faults == {k: made.members[k].tolist() for k in ("straggler", "inf", "zero")}

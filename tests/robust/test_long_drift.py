@@ -2,20 +2,18 @@
 
 import gc
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from feddpc import methods
+from feddpc import methods, sampling
 from feddpc.config import Config
-from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.engines.loop import Loop
-from feddpc.quadratic import Quadratic
-from feddpc.round import sampling
-from feddpc.round.federation import Federation
+from feddpc.quadratic import Quadratic, quadratic_experiment
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
@@ -26,17 +24,24 @@ CLIENTS, D = 10, 4
 EVERY = 500
 
 
+class Measured(Quadratic):
+    """Quadratics whose test loss is the norm of the model."""
+
+    def evaluate(self, w):
+        return 0.0, float(w.norm())
+
+
 def federation():
     rng = np.random.default_rng(0)
     curvature, centre = (torch.tensor(x, dtype=torch.float32) for x in rng.uniform(0.5, 2, (2, CLIENTS, D)))
-    return Federation(
-        task=Quadratic(curvature, centre),
-        planner=Planner(Partition.from_lists([[j] for j in range(CLIENTS)]), 1, 1, 0),
-        sampler=sampling.make("uniform", population=CLIENTS, cohort=2, seed=0),
-        client_lr=0.1,
-        server_lr=0.1,
-        evaluate=lambda w: (0.0, float(w.norm())),
+    world = quadratic_experiment(
+        Measured(curvature, centre),
+        Partition.from_lists([[j] for j in range(CLIENTS)]),
+        sampling.make("uniform", population=CLIENTS, cohort=2, seed=0),
+        torch.zeros(D),
+        config=Config(lr=0.1, server_lr=0.1, epochs=1),
     )
+    return replace(world, evaluates=True)
 
 
 def resident():

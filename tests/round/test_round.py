@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from feddpc import methods
-from feddpc.data.batches import Planner
+from feddpc import methods, sampling
+from feddpc.config import Config
 from feddpc.data.partition import Partition
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
-from feddpc.quadratic import Quadratic
-from feddpc.round import sampling
+from feddpc.quadratic import Quadratic, quadratic_experiment
 from feddpc.round.client_table import ClientTable
-from feddpc.round.federation import Federation
 from feddpc.round.round import run_round
 from feddpc.round.server_step import finite_rows
 from feddpc.round.state import RunState
@@ -31,12 +29,12 @@ def federation(schedule, bad=(), n=5, d=3, value=math.nan):
     a, c = torch.tensor(rng.uniform(0.5, 2, (n, d))), torch.tensor(rng.standard_normal((n, d)))
     for j in bad:
         c[j] = value
-    return Federation(
-        task=Quadratic(a, c),
-        planner=Planner(Partition.from_lists([[j] for j in range(n)]), 1, 2, 0),
-        sampler=sampling.make("fixed", population=n, cohort=n, seed=0, schedule=schedule),
-        client_lr=0.1,
-        server_lr=0.1,
+    return quadratic_experiment(
+        Quadratic(a, c),
+        Partition.from_lists([[j] for j in range(n)]),
+        sampling.make("fixed", population=n, cohort=n, seed=0, schedule=schedule),
+        torch.zeros(d, dtype=torch.float64),
+        config=Config(lr=0.1, server_lr=0.1, epochs=2),
     )
 
 
@@ -89,7 +87,7 @@ def test_nobody_answers():
     setting = small_setting(cohort=1, dropout=0.95)
     method = methods.create("feddpc")
     progress = RunState.begin(method, setting.w0, 8)
-    records = [run_round(setting.federation, method, Loop(), progress) for _ in range(6)]
+    records = [run_round(setting, method, Loop(), progress) for _ in range(6)]
     empty = [r for r in records if not r.participants]
     assert empty
     assert all(len(r.dropped) == 1 and math.isnan(r.train_loss) and r.diverged is None for r in empty)
@@ -111,7 +109,7 @@ def test_an_exploding_model_is_reported():
     progress = RunState.begin(methods.create("fedavg"), setting.w0, 8)
     reasons = []
     for _ in range(5):
-        record = run_round(setting.federation, methods.create("fedavg"), Loop(), progress)
+        record = run_round(setting, methods.create("fedavg"), Loop(), progress)
         reasons.append(record.diverged)
         if record.diverged:
             break
@@ -119,9 +117,10 @@ def test_an_exploding_model_is_reported():
 
 
 def test_rates_decay_together():
-    fed = replace(federation([[0]]), lr_decay=0.5)
-    assert fed.rates(1) == (0.1, 0.1)
-    assert fed.rates(3) == (0.025, 0.025)
+    fed = federation([[0]])
+    fed = replace(fed, config=replace(fed.config, lr_decay=0.5))
+    assert fed.population.rates(1) == (0.1, 0.1)
+    assert fed.population.rates(3) == (0.025, 0.025)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +168,12 @@ def test_a_million_clients_leave_no_trace_in_a_stateless_round():
         order = np.arange(population, dtype=np.int64) % 50
         partition = Partition.from_sizes(order, np.ones(population, dtype=np.int64))
         a = torch.ones(50, 3, dtype=torch.float64)
-        fed = Federation(
-            task=Quadratic(a, a),
-            planner=Planner(partition, 1, 2, 0),
-            sampler=sampling.make("uniform", population=population, cohort=10, seed=0),
-            client_lr=0.1,
-            server_lr=0.1,
+        fed = quadratic_experiment(
+            Quadratic(a, a),
+            partition,
+            sampling.make("uniform", population=population, cohort=10, seed=0),
+            torch.zeros(3, dtype=torch.float64),
+            config=Config(lr=0.1, server_lr=0.1, epochs=2),
         )
         progress = RunState.begin(methods.create("feddpc"), torch.zeros(3, dtype=torch.float64), population)
         run_round(fed, methods.create("feddpc"), Loop(), progress)

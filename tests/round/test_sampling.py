@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feddpc import sampling
 from feddpc.errors import BadInputError
-from feddpc.round import sampling
-from feddpc.round.sampling import make
+from feddpc.sampling import make
 
 SIZES = np.arange(1, 21)
 

@@ -105,8 +105,8 @@ def test_a_twin_shares_the_data_and_nothing_that_a_call_changes():
     other = clone_for_thread(setting)
     assert other.task.x.data_ptr() == setting.task.x.data_ptr()
     assert other.task.module is not setting.task.module
-    assert other.federation.task is other.task
-    assert other.federation.evaluate.__self__ is other.task
+    assert other.task is other.task
+    assert other.evaluate.__self__ is other.task
     assert setting.w0.device.type == torch.device(DEVICE).type
 
 

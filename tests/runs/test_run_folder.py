@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from feddpc import experiment, methods, storage
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.errors import RunFolderError
-from feddpc.experiment import prepare
 from feddpc.runs import checkpoint, record
 from feddpc.runs.runner import Stop, execute
 from support import VARIANTS, blobs, small_setting, tiny_net, uneven
@@ -97,8 +97,8 @@ def test_a_run_folder_says_who_holds_what(tmp_path, monkeypatch):
     outcome = run(tmp_path / "r", rounds=1)
     counts = record.load(tmp_path / "r").holdings["counts"]
     assert [sum(row) for row in counts] == [3, 17, 1, 9, 30, 5, 11, 14]
-    labels = outcome.setting.data.y_train
-    for row, mine in zip(counts, outcome.setting.partition, strict=True):
+    labels = outcome.experiment.data.y_train
+    for row, mine in zip(counts, outcome.experiment.partition, strict=True):
         assert row == [(labels[mine] == c).sum() for c in range(3)]
     assert record.load(tmp_path / "r").holdings["classes"] == ["0", "1", "2"]
     monkeypatch.setattr(experiment, "MOST_HOLDINGS", 23)  # eight clients, three classes
@@ -295,7 +295,7 @@ def test_other_things_under_the_same_names_are_refused(tmp_path, part):
     config = Config.read({"cohort": 2, "clients": 8, "batch_size": 8, "rounds": 2, "engine": "loop"})
 
     def start(changed, resume):
-        setting = prepare(
+        setting = build(
             config,
             data=blobs(seed=5 if changed == "data" else 0),
             module=tiny_net(seed=5 if changed == "initial model" else 0),
@@ -355,11 +355,11 @@ def test_a_diverging_run_keeps_its_records(tmp_path):
 
 
 def test_the_resolved_configuration_is_complete():
-    setting = prepare(Config.read({"clients": 20, "cohort": 2}))
+    setting = build(Config.read({"clients": 20, "cohort": 2}))
     config = setting.config
     assert (config.model, config.batch_size, config.server_lr, config.scaling) == ("cnn", 32, 0.1, "half")
     assert config.partition_options == {"alpha": 0.2, "min_size": 7}
-    assert prepare(config).config == config
+    assert build(config).config == config
 
 
 def test_the_names_of_new_folders_are_on_the_disk(tmp_path, monkeypatch):

@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods, simulate
+from feddpc.build import build, for_method
 from feddpc.config import Config
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError
-from feddpc.experiment import prepare
-from feddpc.method_setup import apply_method
 from feddpc.runs.record import VALIDATION, read_records
 from feddpc.runs.runner import execute
 from feddpc.validation import held_out
@@ -28,14 +27,14 @@ def judged(validation=0.2, data=None, **values):
     known = {"cohort": 4, "clients": 8, "batch_size": 4, "precision": "float64", "rounds": 6, "lr": 0.05}
     config = Config.read({**known, "device": "cpu", "engine": "loop", "validation": validation, **values})
     deal = uneven(120, (8, 17, 9, 12, 30, 11, 15, 14))
-    return prepare(config, data=data or blobs(120), module=tiny_net(), partition=deal)
+    return build(config, data=data or blobs(120), module=tiny_net(), partition=deal)
 
 
 def dealt(share, seed, partition, clients=6):
     config = Config(
         validation=share, seed=seed, partition=partition, clients=clients, cohort=2, model="mlp", device="cpu"
     )
-    return prepare(config, data=blobs(n=200))
+    return build(config, data=blobs(n=200))
 
 
 @settings(max_examples=25, deadline=None)
@@ -58,8 +57,8 @@ def test_held_out_samples_are_training_samples_that_no_client_holds(share, seed,
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_method_gets_at_them(name):
     method = VARIANTS[name]
-    setting = apply_method(judged(reserve=method.reserve), method)
-    order = setting.federation.planner.partition.order
+    setting = for_method(judged(reserve=method.reserve), method)
+    order = setting.planner.partition.order
     assert not set(setting.held_out.tolist()) & set(order.tolist())
     assert not set(setting.held_out.tolist()) & set(setting.reserve.tolist())
 
@@ -74,14 +73,14 @@ def test_every_engine_judges_the_model_that_the_test_set_judges(name, engine):
     same = dataclasses.replace(data, x_test=data.x_train[held], y_test=data.y_train[held])
     setting = judged(reserve=method.reserve, data=same)
     assert np.array_equal(setting.held_out, held)
-    _, records = run_rounds(apply_method(setting, method), method, engine(), 3)
+    _, records = run_rounds(for_method(setting, method), method, engine(), 3)
     for record in records:
         assert record.validation == pytest.approx((record.test_accuracy, record.test_loss), abs=1e-9)
 
 
 def test_the_curve_on_the_test_set_does_not_depend_on_being_judged():
     setting = judged()
-    unjudged = dataclasses.replace(setting, federation=dataclasses.replace(setting.federation, validate=None))
+    unjudged = dataclasses.replace(setting, federation=dataclasses.replace(setting, validate=None))
     method = methods.create("feddpc")
     one, left = run_rounds(setting, method, Loop(), 3)
     two, right = run_rounds(unjudged, method, Loop(), 3)
@@ -115,7 +114,7 @@ def test_large_images_are_scaled_batch_by_batch_with_the_same_result(monkeypatch
     whole = judged()
     monkeypatch.setattr(type(whole.task), "resident_bytes", 0)
     pieces = judged()
-    assert pieces.federation.validate(pieces.w0) == pytest.approx(whole.federation.validate(whole.w0), abs=1e-12)
+    assert pieces.validate(pieces.w0) == pytest.approx(whole.validate(whole.w0), abs=1e-12)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])

@@ -84,10 +84,10 @@ def test_outcomes_come_in_the_order_of_the_items(tmp_path, whole):
 
 
 def test_an_item_gives_what_an_ordinary_run_gives(tmp_path, whole):
-    from feddpc.experiment import prepare
+    from feddpc.build import build
 
     item = specs()[3]
-    alone = runner.execute(prepare(item.complete), out=tmp_path / "alone")
+    alone = runner.execute(build(item.complete), out=tmp_path / "alone")
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in alone.records]
     assert rows == [{k: v for k, v in row.items() if k != "seconds"} for row in whole[3].records()]
 

@@ -137,14 +137,14 @@ def test_a_mistake_is_said_before_anything_runs():
 
 def test_worlds_are_shared_and_rates_are_not():
     setup_cache._cache.clear()
-    first = setup_cache.setting(BASE.complete)
-    second = setup_cache.setting(replace(BASE.complete, method="fedavg", hyper={}, lr=0.5, server_lr=0.7, rounds=9))
+    first = setup_cache.experiment(BASE.complete)
+    second = setup_cache.experiment(replace(BASE.complete, method="fedavg", hyper={}, lr=0.5, server_lr=0.7, rounds=9))
     assert second.task is first.task
     assert second.data is first.data
     assert second.partition is first.partition
-    assert (second.federation.client_lr, second.federation.server_lr, second.config.rounds) == (0.5, 0.7, 9)
-    assert (first.federation.client_lr, first.federation.server_lr) == (0.1, 0.1)
-    assert setup_cache.setting(replace(BASE.complete, seed=1)).data is first.data
+    assert (second.client_lr, second.server_lr, second.config.rounds) == (0.5, 0.7, 9)
+    assert (first.client_lr, first.server_lr) == (0.1, 0.1)
+    assert setup_cache.experiment(replace(BASE.complete, seed=1)).data is first.data
 
 
 def test_one_path_in_two_folders_is_two_worlds(tmp_path, monkeypatch):
@@ -156,11 +156,11 @@ def test_one_path_in_two_folders_is_two_worlds(tmp_path, monkeypatch):
         np.savez(tmp_path / place / "d.npz", x_train=x, y_train=labels, x_test=x[:9], y_test=y[:9])
         monkeypatch.chdir(tmp_path / place)
         item = RunSpec(config(data="d.npz", clients=3))
-        found.append(setup_cache.setting(item.complete).data.y_train.tolist())
+        found.append(setup_cache.experiment(item.complete).data.y_train.tolist())
     assert found == [y.tolist(), np.roll(y, 1).tolist()]
 
 
 def test_only_a_few_worlds_are_kept():
-    kept = [setup_cache.setting(replace(BASE.complete, seed=seed)).task for seed in range(3)]
-    assert setup_cache.setting(replace(BASE.complete, seed=2)).task is kept[2]
-    assert setup_cache.setting(replace(BASE.complete, seed=0)).task is not kept[0]
+    kept = [setup_cache.experiment(replace(BASE.complete, seed=seed)).task for seed in range(3)]
+    assert setup_cache.experiment(replace(BASE.complete, seed=2)).task is kept[2]
+    assert setup_cache.experiment(replace(BASE.complete, seed=0)).task is not kept[0]

@@ -8,8 +8,8 @@ from torch import nn
 
 import feddpc
 from feddpc import methods
+from feddpc.build import for_method
 from feddpc.errors import BadInputError
-from feddpc.method_setup import apply_method
 from feddpc.runs import checkpoint
 from feddpc.runs.runner import LEARNED, execute
 from support import VARIANTS, blobs, setting_for, small_setting, tiny_net
@@ -33,14 +33,14 @@ class Headless(nn.Module):
 
 def test_a_method_that_changes_nothing_gets_the_very_same_setting():
     setting = small_setting()
-    assert apply_method(setting, methods.create("scaffold")) is setting
+    assert for_method(setting, methods.create("scaffold")) is setting
 
 
 @pytest.mark.parametrize("name", ["moon", "fedbr", "fedalign"])
 def test_an_adapted_network_starts_from_the_shared_weights(name):
     plain, own = small_setting(), setting_for(methods.create(name))
-    shared = plain.flat.state_dict(plain.w0)
-    mine = own.flat.state_dict(own.w0)
+    shared = plain.task.flat.state_dict(plain.w0)
+    mine = own.task.flat.state_dict(own.w0)
     kept = [k for k in shared if any(m.endswith(k) and torch.equal(mine[m], shared[k]) for m in mine)]
     body = [k for k in shared if k.startswith("body")]
     assert set(body) <= set(kept)
@@ -58,7 +58,7 @@ def test_the_test_set_and_the_others_data_stay_as_they_are(name):
     n = len(plain.task.x)
     assert torch.equal(own.task.x[:n], plain.task.x)
     assert torch.equal(own.task.y[:n], plain.task.y)
-    for before, after in zip(plain.partition, own.federation.planner.partition, strict=True):
+    for before, after in zip(plain.partition, own.planner.partition, strict=True):
         assert after[: len(before)].tolist() == before.tolist()
 
 
@@ -86,7 +86,7 @@ def test_a_resumed_run_reads_what_was_learned(name, tmp_path, monkeypatch):
     more = small_setting(rounds=4, engine="loop")
     outcome = execute(more, method=method, out=tmp_path / "r", resume=True)
     assert outcome.summary["rounds"] == 4
-    assert all(torch.equal(outcome.setting.learned[k], v) for k, v in stored.items())
+    assert all(torch.equal(outcome.experiment.learned[k], v) for k, v in stored.items())
 
 
 def test_costs_are_in_the_summary_and_survive_a_resume(tmp_path):
@@ -115,12 +115,12 @@ def test_simulate_gives_back_the_adapted_network():
 
 @pytest.mark.parametrize("name", ["moon", "fedbr"])
 def test_new_layers_are_not_copies_of_the_networks_first(name):
+    from feddpc.build import build
     from feddpc.config import Config
-    from feddpc.experiment import prepare
 
-    setting = prepare(Config(model="mlp", clients=4, cohort=2, device="cpu"))
-    own = apply_method(setting, methods.create(name))
-    mine = own.flat.state_dict(own.w0)
+    setting = build(Config(model="mlp", clients=4, cohort=2, device="cpu"))
+    own = for_method(setting, methods.create(name))
+    mine = own.task.flat.state_dict(own.w0)
     first = mine["base.body.1.weight"]
     new = mine["projection.0.weight" if name == "moon" else "projector.0.weight"][: len(first)]
     assert first.shape == new.shape
