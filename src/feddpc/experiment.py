@@ -17,9 +17,9 @@ from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.federated_data import FederatedData, Ids
+from feddpc.participants import Draw, Sampler
 from feddpc.policies import Policies
 from feddpc.population import Population
-from feddpc.sampling import Draw, Sampler
 from feddpc.tasks.classification import Classification
 from feddpc.validation import Judge, judge
 

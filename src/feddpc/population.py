@@ -13,8 +13,8 @@ from torch import Tensor
 
 from feddpc.config import Config
 from feddpc.methods.base import Cohort, Method, State
+from feddpc.participants import Draw, Sampler
 from feddpc.robust.faults import Faults
-from feddpc.sampling import Draw, Sampler
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -20,9 +20,9 @@ from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
+from feddpc.participants import Sampler
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
-from feddpc.sampling import Sampler
 from feddpc.tasks.base import Batch, Rows, Task
 
 
@@ -46,7 +46,7 @@ class Quadratic(Task):
 def quadratic_experiment(
     task: Quadratic, partition: Partition, sampler: Sampler, w0: Tensor, *, config: Config
 ) -> Experiment:
-    """Return an experiment without data set and evaluation; a client makes ``config.epochs`` passes over its samples."""
+    """Return an experiment without data set and evaluation; a client makes ``config.epochs`` passes."""
     return Experiment(
         config=config,
         data=cast(Any, None),

@@ -1,4 +1,4 @@
-"""Who takes part in a round: the clients invited, and those of them that answer.
+"""The ways to sample the cohort of a round.
 
 | name | the cohort of a round |
 |---|---|
@@ -9,68 +9,20 @@
 | ``markov`` | m of the clients that happen to be present |
 | ``weighted`` | exactly m, large clients more often |
 | ``fixed`` | a schedule given from Python, for tests |
-
-A draw is a function of (seed, round) alone: in whatever order rounds are asked for, and whichever method asks, the
-answer is the same. Dropping out has a stream of its own, so the dropout rate does not change who is invited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from feddpc.checks import check_int, check_probability
 from feddpc.errors import BadInputError
+from feddpc.participants import Ids, Invite, Pool, Sampler, subset, uniform
 from feddpc.registry import Registry
 from feddpc.rng import generator
-
-Ids = npt.NDArray[np.int64]
-Invite = Callable[[int], Ids]
-
-
-@dataclass(frozen=True, eq=False)
-class Draw:
-    """The participants of one round, as sorted client ids: ``invited``, and of these the ``answered``."""
-
-    invited: Ids
-    answered: Ids
-
-    @property
-    def dropped(self) -> Ids:
-        """Clients that were invited and never answered."""
-        return np.setdiff1d(self.invited, self.answered, assume_unique=True)
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """What every scheme knows: how many clients exist, how many are wanted, the seed, and the clients' data sizes."""
-
-    population: int
-    cohort: int
-    seed: int
-    sizes: npt.ArrayLike | None = None
-
-    def rng(self, round: int) -> np.random.Generator:
-        """Return the generator that invites the clients of ``round``."""
-        return generator(self.seed, "participation", round)
-
-
-@dataclass(frozen=True, eq=False)
-class Sampler:
-    """Draws the participants of any round; made by `make`."""
-
-    pool: Pool
-    dropout: float
-    invite: Invite
-
-    def draw(self, round: int) -> Draw:
-        """Return the participants of ``round``, counted from 1; if clients drop out, possibly none answers."""
-        invited = np.sort(self.invite(check_int("round", round, 1)))
-        luck = generator(self.pool.seed, "dropout", round).random(len(invited))
-        return Draw(invited, invited[luck >= self.dropout])
 
 
 def names() -> list[str]:
@@ -119,10 +71,6 @@ def make(
     return Sampler(pool, check_probability("dropout", dropout, one=False), scheme(pool, **options))
 
 
-def _uniform(pool: Pool) -> Invite:
-    return lambda round: _subset(pool.rng(round), pool.population, pool.cohort)
-
-
 def _bernoulli(pool: Pool) -> Invite:
     """An independent coin per client, thrown again while no client would come: probability below 1/e, since m >= 1."""
 
@@ -131,7 +79,7 @@ def _bernoulli(pool: Pool) -> Invite:
         count = 0
         while count == 0:
             count = _heads(pool, rng)
-        return _subset(rng, pool.population, count)
+        return subset(rng, pool.population, count)
 
     return invite
 
@@ -141,7 +89,7 @@ def _poisson(pool: Pool) -> Invite:
 
     def invite(round: int) -> Ids:
         rng = pool.rng(round)
-        return _subset(rng, pool.population, _heads(pool, rng))
+        return subset(rng, pool.population, _heads(pool, rng))
 
     return invite
 
@@ -164,7 +112,7 @@ def _cyclic(pool: Pool, *, groups: int = 4) -> Invite:
     def invite(round: int) -> Ids:
         turn = (round - 1) % groups
         available = (pool.population - turn + groups - 1) // groups
-        return _subset(pool.rng(round), available, pool.cohort) * groups + turn
+        return subset(pool.rng(round), available, pool.cohort) * groups + turn
 
     return invite
 
@@ -193,7 +141,7 @@ def _markov(pool: Pool, *, leave: float = 0.1, back: float = 0.1) -> Invite:
 
     def invite(round: int) -> Ids:
         ids = np.flatnonzero(present(round))
-        return ids[_subset(pool.rng(round), len(ids), min(pool.cohort, len(ids)))]
+        return ids[subset(pool.rng(round), len(ids), min(pool.cohort, len(ids)))]
 
     return invite
 
@@ -249,15 +197,10 @@ def _fixed(pool: Pool, *, schedule: Sequence[Sequence[int]] = ()) -> Invite:
     return invite
 
 
-def _subset(rng: np.random.Generator, among: int, count: int) -> Ids:
-    """Draw ``count`` of ``0 .. among - 1``; NumPy does this in time and memory O(count) when few of many are wanted."""
-    return rng.choice(among, count, replace=False, shuffle=False)
-
-
 SAMPLERS: Registry[Invite] = Registry(
     "sampler",
     {
-        "uniform": _uniform,
+        "uniform": uniform,
         "bernoulli": _bernoulli,
         "poisson": _poisson,
         "cyclic": _cyclic,

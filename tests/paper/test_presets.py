@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from feddpc.build import resolve
 from feddpc.cli import app
 from feddpc.config import Config
 from feddpc.data import Dataset
