@@ -174,7 +174,7 @@ def test_a_resumed_run_goes_on_captured(tmp_path, monkeypatch):
 
 def test_without_evaluation():
     method, engine, setting = methods.create("fedavg"), Cuda(anywhere=True), small_setting()
-    quiet = dataclasses.replace(setting, federation=dataclasses.replace(setting, evaluates=False))
+    quiet = dataclasses.replace(setting, evaluates=False)
     progress, records = run_rounds(quiet, method, engine, 2)
     assert all(math.isnan(r.test_accuracy) for r in records)
     other, _ = run_rounds(setting, method, Loop(), 2)

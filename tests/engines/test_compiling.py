@@ -271,7 +271,7 @@ def test_other_samples_are_traced_anew(engine, programs):
         if change == 2:
             task = pickle.loads(pickle.dumps(setting.task))
             task.y = (task.y + 1) % 3
-            setting = dataclasses.replace(setting, federation=dataclasses.replace(setting, task=task))
+            setting = dataclasses.replace(setting, task=task)
         loop, _ = run_rounds(setting, method, Loop(), 2)
         made, _ = run_rounds(setting, method, engine(anywhere=True), 2)
         torch.testing.assert_close(made.w, loop.w, rtol=0, atol=1e-10)

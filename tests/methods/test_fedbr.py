@@ -43,7 +43,7 @@ def adapted(method, **values):
     setting = build(base.config, data=base.data, module=net, partition=base.partition)
     world = world_of(setting)
     kit = dict(method.extend_data(world, method.learn(world)).kit)
-    return replace(setting, federation=replace(setting, kit=kit))
+    return replace(setting, kit=kit)
 
 
 def away_from(w, seed=1):

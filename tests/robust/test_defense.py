@@ -12,10 +12,11 @@ from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.methods import FedVARP, Step
 from feddpc.methods.base import Cohort, overrides
+from feddpc.policies import Policies
 from feddpc.robust import defense, rules
 from feddpc.robust.defense import Defense
 from feddpc.round.round import run_round
-from feddpc.round.server_step import Policies, server_step
+from feddpc.round.server_step import server_step
 from feddpc.round.state import RunState
 from support import VARIANTS, run_rounds, setting_for, small_setting
 
@@ -84,11 +85,10 @@ def test_screened_clients_are_in_the_records_and_cost_their_own_vote_only():
     schedule = [[j for j in range(8) if j not in bad]] * 3
     well = replace(
         setting,
-        faults=None,
-        defense=None,
+        policies=Policies(),
         sampler=sampling.make("fixed", population=8, cohort=8, seed=0, schedule=schedule),
     )
-    other, _ = run_rounds(replace(setting, federation=well), method, Loop(), 3)
+    other, _ = run_rounds(well, method, Loop(), 3)
     assert torch.equal(other.w, progress.w)
 
 

@@ -80,7 +80,7 @@ def test_every_engine_judges_the_model_that_the_test_set_judges(name, engine):
 
 def test_the_curve_on_the_test_set_does_not_depend_on_being_judged():
     setting = judged()
-    unjudged = dataclasses.replace(setting, federation=dataclasses.replace(setting, validate=None))
+    unjudged = dataclasses.replace(setting, validate=None)
     method = methods.create("feddpc")
     one, left = run_rounds(setting, method, Loop(), 3)
     two, right = run_rounds(unjudged, method, Loop(), 3)

@@ -142,8 +142,9 @@ def test_worlds_are_shared_and_rates_are_not():
     assert second.task is first.task
     assert second.data is first.data
     assert second.partition is first.partition
-    assert (second.client_lr, second.server_lr, second.config.rounds) == (0.5, 0.7, 9)
-    assert (first.client_lr, first.server_lr) == (0.1, 0.1)
+    assert second.population.rates(1) == (0.5, 0.7)
+    assert second.config.rounds == 9
+    assert first.population.rates(1) == (0.1, 0.1)
     assert setup_cache.experiment(replace(BASE.complete, seed=1)).data is first.data
 
 
