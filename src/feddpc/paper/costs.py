@@ -37,7 +37,7 @@ def measured() -> dict[str, Measured]:
 
 def parameters(data: str, scale: str) -> int:
     """Return d of a data set's model; the data need not be here."""
-    config, known = presets.PRESETS[data](scale=scale), spec(data)
+    config, known = presets.preset(data, scale=scale), spec(data)
     shape = {"classes": known.classes, "channels": known.shape[2], "size": known.shape[0]}
     model = models.make(config.model, **shape, **config.model_options)
     return sum(p.numel() for p in model.parameters())
@@ -45,7 +45,7 @@ def parameters(data: str, scale: str) -> int:
 
 def table1(data: str, scale: str) -> list[Table]:
     """Return Table 1 for a data set: the clients' costs, and the server's."""
-    config = presets.PRESETS[data](scale=scale)
+    config = presets.preset(data, scale=scale)
     d, n, k = parameters(data, scale), config.batch_size or 1, config.cohort
     m = math.ceil(spec(data).train / config.clients / n)
     about = f"{published.TITLES[data]}, {config.model}, d = {d:,}, m = {m} batches of n = {n}, k' = {k}"

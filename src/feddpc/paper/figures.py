@@ -28,19 +28,20 @@ _SIDE = 5.2  #: inches of one pair of axes
 
 def available(study: Study, parts: Sequence[str]) -> dict[str, Callable[[], Figure]]:
     """Return what draws each figure of ``parts`` for which there are runs, by name."""
-    found: dict[str, Callable[[], Figure]] = {}
+    drawings: dict[str, Callable[[], Figure]] = {}
     if "table2" in parts and any(row.scores for row in study.part("table2")):
-        found |= {"table2": lambda: accuracies(study), "curves": lambda: curves(study)}
-        if _turned(study):
-            found["geometry"] = lambda: geometry(study)
-    for alpha in study.alphas("figure4") if "figure4" in parts else ():
-        if _there(study, "figure4", alpha):
-            found[f"ablation-alpha{alpha:g}"] = partial(ablation, study, alpha)
-    for alpha in study.alphas("figure5") if "figure5" in parts else ():
-        if _there(study, "figure5", alpha):
-            found[f"lambda-alpha{alpha:g}"] = partial(lambdas, study, alpha)
-            found[f"step-alpha{alpha:g}"] = partial(lambda_or_step, study, alpha)
-    return found
+        drawings |= {"table2": partial(accuracies, study), "curves": partial(curves, study)}
+        if _with_geometry(study):
+            drawings["geometry"] = partial(geometry, study)
+    for part, name, draw in (
+        ("figure4", "ablation", ablation),
+        ("figure5", "lambda", lambdas),
+        ("figure5", "step", lambda_or_step),
+    ):
+        for alpha in study.alphas(part) if part in parts else ():
+            if study.scored(part, alpha):
+                drawings[f"{name}-alpha{alpha:g}"] = partial(draw, study, alpha)
+    return drawings
 
 
 def draw_all(study: Study, folder: Path, parts: Sequence[str]) -> list[Path]:
@@ -54,7 +55,7 @@ def draw_all(study: Study, folder: Path, parts: Sequence[str]) -> list[Path]:
 
 def curves(study: Study) -> Figure:
     """Draw figures 1 to 3: accuracy and loss over rounds, axes for each alpha; diamonds are the paper's best."""
-    rows = {alpha: some for alpha in study.alphas("table2") if (some := _there(study, "table2", alpha))}
+    rows = {alpha: list(study.scored("table2", alpha).values()) for alpha in _scored_alphas(study)}
     style = style_of([row.group for some in rows.values() for row in some])
     comparable = not study.short and study.data == study.paper_data
     diamond = {"the paper's best": mark(color="0.4", marker="D", linestyle="none")} if comparable else {}
@@ -71,14 +72,14 @@ def curves(study: Study) -> Figure:
 def _diamonds(axes: Axes, rows: Sequence[Row], reported: dict[str, published.Reported], style: Style) -> None:
     """Put the paper's best accuracies where it reached them."""
     for row in rows:
-        if (theirs := reported.get(row.line.name)) is not None:
-            color = style[row.line.label][0]
+        if (theirs := reported.get(row.name)) is not None:
+            color = style[row.label][0]
             axes.plot(theirs.round, theirs.accuracy, "D", color=color, markeredgecolor="white", markersize=7, zorder=6)
 
 
 def accuracies(study: Study) -> Figure:
     """Draw Table 2: ours as a dot with its deviation and its seeds as small marks; the paper's as a diamond."""
-    alphas = [alpha for alpha in study.alphas("table2") if _there(study, "table2", alpha)]
+    alphas = _scored_alphas(study)
     marks = {"ours: mean, deviation, seeds": mark(color=BLUE, marker="o", linestyle="none")}
     if study.data == study.paper_data:  # accuracies on other data say nothing here
         marks["the paper's, one seed"] = mark(color="white", marker="D", markeredgecolor="0.25", linestyle="none")
@@ -88,8 +89,8 @@ def accuracies(study: Study) -> Figure:
         rows = list(reversed(study.part("table2", alpha)))
         reported = study.reported(alpha) if len(marks) > 1 else {}
         for y, row in enumerate(rows):
-            _dots(axes, y, row, reported.get(row.line.name))
-        axes.set_yticks(range(len(rows)), [row.line.label for row in rows])
+            _dots(axes, y, row, reported.get(row.name))
+        axes.set_yticks(range(len(rows)), [row.label for row in rows])
         axes.set_title(f"alpha {alpha:g}", fontsize=10.5, loc="left")
         house.tidy(axes)
     legend(figure, {}, marks)
@@ -97,9 +98,9 @@ def accuracies(study: Study) -> Figure:
 
 
 def _dots(axes: Axes, y: int, row: Row, theirs: published.Reported | None) -> None:
-    color = RED if row.line.name == "feddpc" else BLUE
-    if (about := row.about("best")) is not None:
-        axes.plot([100 * v for v in row.of("best").values()], [y] * about.count, "|", color=color, alpha=0.6)
+    color = RED if row.name == "feddpc" else BLUE
+    if (about := row.estimate("best")) is not None:
+        axes.plot([100 * v for v in row.values("best").values()], [y] * about.count, "|", color=color, alpha=0.6)
         spread = 100 * (about.spread or 0.0)
         axes.errorbar(100 * about.mean, y, xerr=spread, fmt="o", color=color, capsize=3, zorder=4)
     if theirs is not None:
@@ -108,17 +109,17 @@ def _dots(axes: Axes, y: int, row: Row, theirs: published.Reported | None) -> No
 
 def ablation(study: Study, alpha: float) -> Figure:
     """Draw figure 4: FedDPC, without scaling, without both, and the control."""
-    return _one_line(f"{study.title}: ablation, alpha {alpha:g}", _there(study, "figure4", alpha))
+    return _draw_curves(f"{study.title}: ablation, alpha {alpha:g}", list(study.scored("figure4", alpha).values()))
 
 
 def lambdas(study: Study, alpha: float) -> Figure:
     """Draw figure 5: test accuracy and loss over rounds for every lambda; lambda = 1 comes first and is red."""
-    rows = [row for row in _there(study, "figure5", alpha) if row.line.name.startswith("lambda")]
-    rows.sort(key=lambda row: row.line.name != "lambda 1")
-    return _one_line(f"{study.title}: FedDPC with other lambdas, alpha {alpha:g}", rows)
+    rows = [row for name, row in study.scored("figure5", alpha).items() if name.startswith("lambda")]
+    rows.sort(key=lambda row: row.name != "lambda 1")
+    return _draw_curves(f"{study.title}: FedDPC with other lambdas, alpha {alpha:g}", rows)
 
 
-def _one_line(title: str, rows: Sequence[Row]) -> Figure:
+def _draw_curves(title: str, rows: Sequence[Row]) -> Figure:
     groups = [row.group for row in rows]
     style = style_of(groups)
     figure, grid = axes_for(title, 1, len(CURVES), list(style))
@@ -129,7 +130,7 @@ def _one_line(title: str, rows: Sequence[Row]) -> Figure:
 
 def geometry(study: Study) -> Figure:
     """Draw FedDPC's mean factor and cosine over rounds, a curve for each alpha; dashed: 1 + lambda, a right angle."""
-    groups = [Group(f"FedDPC, alpha {row.line.alpha:g}", row.group.runs) for row in _turned(study)]
+    groups = [Group(f"FedDPC, alpha {row.alpha:g}", row.group.runs) for row in _with_geometry(study)]
     style = style_of(groups)
     figure, grid = axes_for(f"{study.title}: what FedDPC does to updates", 1, len(GEOMETRY), list(style))
     curves_on(grid[0], GEOMETRY, groups, style, "")
@@ -141,7 +142,7 @@ def geometry(study: Study) -> Figure:
 
 def lambda_or_step(study: Study, alpha: float) -> Figure:
     """Draw the control of figure 5: accuracy against lambda, and against FedAvg's server step 1 + lambda."""
-    rows = {row.line.name: row for row in _there(study, "figure5", alpha)}
+    rows = study.scored("figure5", alpha)
     lams = {1 + lam: rows[name] for lam in published.LAMBDAS if (name := f"lambda {lam:g}") in rows}
     steps = {1 + lam: rows[name] for lam in published.LAMBDAS if (name := f"step {1 + lam:g}") in rows}
     marks = {
@@ -162,19 +163,19 @@ def lambda_or_step(study: Study, alpha: float) -> Figure:
 
 def _against(axes: Axes, rows: dict[float, Row], measure: str, color: str, look: str) -> None:
     """Draw mean and deviation of a measure over ``rows`` by their place on the axis."""
-    known = sorted((x, e.mean, e.spread or 0.0) for x, row in rows.items() if (e := row.about(measure)))
+    known = sorted((x, e.mean, e.spread or 0.0) for x, row in rows.items() if (e := row.estimate(measure)))
     x, mean, spread = ([100 * point[i] if i else point[i] for point in known] for i in range(3))
     axes.errorbar(x, mean, yerr=spread, fmt=look, color=color, capsize=3, markersize=5)
 
 
-def _there(study: Study, part: str, alpha: float) -> list[Row]:
-    return [row for row in study.part(part, alpha) if row.scores]
+def _scored_alphas(study: Study) -> list[float]:
+    """Return the alphas for which Table 2 has runs."""
+    return [alpha for alpha in study.alphas("table2") if study.scored("table2", alpha)]
 
 
-def _turned(study: Study) -> list[Row]:
+def _with_geometry(study: Study) -> list[Row]:
     """Return FedDPC's rows of Table 2 that recorded what it did to updates."""
-    rows = [study.find("table2", alpha, "feddpc") for alpha in study.alphas("table2")]
-    return [row for row in rows if row is not None and row.of("cosine")]
+    return [row for row in study.part("table2") if row.name == "feddpc" and row.values("cosine")]
 
 
 def axes_for(title: str, lines: int, columns: int, names: Sequence[str], height: float = 2.9) -> tuple[Figure, Any]:
