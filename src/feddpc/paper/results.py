@@ -10,7 +10,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,18 +149,18 @@ def reproduce(
 
     ``workers`` and ``options`` go to :func:`run_study`; with ``report_only`` nothing is run.
     """
-    collected = partial(collect, folders=folders, report_only=report_only, workers=workers, **options)
+    options |= {"report_only": report_only, "workers": workers}
     rows: list[Row] = []
     missing: list[RunResult] = []
     tuned, done, spent = known(spec.data, folders.base), tuple(parts), 0.0
     if grid:
-        rows, missing, spent = collected(plan.grid(spec))
+        rows, missing, spent = collect(plan.grid(spec), folders, **options)
         done = ("grid", *parts)
     if any(result.status == "missing" for result in missing):
         done = ("grid",)  # an unfinished grid has no winners
     else:
         tuned = store_winners(spec, rows, folders) if grid else tuned
-        more, still_missing, seconds = collected(plan.rows(parts, spec, tuned))
+        more, still_missing, seconds = collect(plan.rows(parts, spec, tuned), folders, **options)
         rows, missing, spent = [*rows, *more], [*missing, *still_missing], spent + seconds
     origin = {
         "settings": f"best on {spec.select}; {tuned.source}",

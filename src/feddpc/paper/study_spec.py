@@ -44,9 +44,7 @@ class StudySpec:
     grid_rounds: int | None = None  #: instead of as many as the table's
     rates: tuple[float, ...] = published.RATES  #: of the grid
     values: tuple[float, ...] = published.VALUES  #: of the grid, for the second hyper-parameter
-    changes: dict[str, Any] = field(
-        default_factory=dict
-    )  #: device, engine, precision, rounds, in place of the preset's
+    changes: dict[str, Any] = field(default_factory=dict)  #: values of other keys than the preset has: rounds, engine
 
     def __post_init__(self) -> None:
         if self.scale not in (sizes := presets.scales(self.data)):
