@@ -12,7 +12,7 @@ import torch
 
 from feddpc.bench.server import RESNET18, ServerStep
 from feddpc.methods import create
-from feddpc.methods.feddpc import Stream
+from feddpc.methods._feddpc_forms import Stream
 from scale_laws import peak_memory
 
 

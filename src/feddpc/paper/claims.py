@@ -105,7 +105,7 @@ def _fewer_rounds(claim: str, ours: Row, rivals: Sequence[Row]) -> Finding:
     differences, words = [], []
     for rival in rivals:
         theirs = {seed: v for seed, v in rival.values("best_round").items() if seed in ours.scores}
-        mine = {seed: float(rounds_to(ours.runs[seed], rival.scores[seed].best)) for seed in theirs}
+        mine = {seed: float(rounds_to(ours.runs[seed], rival.scores[seed]["best"])) for seed in theirs}
         if theirs:
             differences.append((rival.label, paired(theirs, mine)))
             means = [statistics.fmean(rounds.values()) for rounds in (mine, theirs)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,16 +57,16 @@ def draw_all(study: Study, folder: Path, parts: Sequence[str]) -> list[Path]:
 def curves(study: Study) -> Figure:
     """Draw figures 1 to 3: accuracy and loss over rounds, axes for each alpha; diamonds are the paper's best."""
     rows = {alpha: list(study.scored("table2", alpha).values()) for alpha in _scored_alphas(study)}
-    style = style_of([row.group for some in rows.values() for row in some])
+    style = _style([row.group for some in rows.values() for row in some])
     comparable = not study.short and study.data == study.paper_data
-    diamond = {"the paper's best": mark(color="0.4", marker="D", linestyle="none")} if comparable else {}
-    title = f"{study.title}: test accuracy and training loss"
-    figure, grid = axes_for(title, len(rows), len(CURVES), [*style, *diamond])
+    marks = _line_marks(style)
+    if comparable:
+        marks["the paper's best"] = _mark(color="0.4", marker="D", linestyle="none")
+    figure, grid = _figure(f"{study.title}: test accuracy and training loss", len(rows), len(CURVES), marks)
     for line, (alpha, some) in zip(grid, rows.items(), strict=True):
-        curves_on(line, CURVES, [row.group for row in some], style, f"alpha {alpha:g}: ")
+        _draw_panels(line, CURVES, [row.group for row in some], style, f"alpha {alpha:g}: ")
         if comparable:
             _diamonds(line[0], some, study.reported(alpha), style)
-    legend(figure, style, diamond)
     return figure
 
 
@@ -80,11 +81,11 @@ def _diamonds(axes: Axes, rows: Sequence[Row], reported: dict[str, published.Rep
 def accuracies(study: Study) -> Figure:
     """Draw Table 2: ours as a dot with its deviation and its seeds as small marks; the paper's as a diamond."""
     alphas = _scored_alphas(study)
-    marks = {"ours: mean, deviation, seeds": mark(color=BLUE, marker="o", linestyle="none")}
+    marks = {"ours: mean, deviation, seeds": _mark(color=BLUE, marker="o", linestyle="none")}
     if study.data == study.paper_data:  # accuracies on other data say nothing here
-        marks["the paper's, one seed"] = mark(color="white", marker="D", markeredgecolor="0.25", linestyle="none")
+        marks["the paper's, one seed"] = _mark(color="white", marker="D", markeredgecolor="0.25", linestyle="none")
     height = 1.0 + 0.32 * max(len(study.part("table2", alpha)) for alpha in alphas)
-    figure, grid = axes_for(f"{study.title}: best test accuracy (%)", 1, len(alphas), list(marks), height)
+    figure, grid = _figure(f"{study.title}: best test accuracy (%)", 1, len(alphas), marks, height)
     for axes, alpha in zip(grid[0], alphas, strict=True):
         rows = list(reversed(study.part("table2", alpha)))
         reported = study.reported(alpha) if len(marks) > 1 else {}
@@ -93,7 +94,6 @@ def accuracies(study: Study) -> Figure:
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
         axes.set_title(f"alpha {alpha:g}", fontsize=10.5, loc="left")
         house.tidy(axes)
-    legend(figure, {}, marks)
     return figure
 
 
@@ -109,34 +109,32 @@ def _dots(axes: Axes, y: int, row: Row, theirs: published.Reported | None) -> No
 
 def ablation(study: Study, alpha: float) -> Figure:
     """Draw figure 4: FedDPC, without scaling, without both, and the control."""
-    return _draw_curves(f"{study.title}: ablation, alpha {alpha:g}", list(study.scored("figure4", alpha).values()))
+    return _draw_curves(
+        f"{study.title}: ablation, alpha {alpha:g}", [row.group for row in study.scored("figure4", alpha).values()]
+    )
 
 
 def lambdas(study: Study, alpha: float) -> Figure:
     """Draw figure 5: test accuracy and loss over rounds for every lambda; lambda = 1 comes first and is red."""
     rows = [row for name, row in study.scored("figure5", alpha).items() if name.startswith("lambda")]
     rows.sort(key=lambda row: row.name != "lambda 1")
-    return _draw_curves(f"{study.title}: FedDPC with other lambdas, alpha {alpha:g}", rows)
+    return _draw_curves(f"{study.title}: FedDPC with other lambdas, alpha {alpha:g}", [row.group for row in rows])
 
 
-def _draw_curves(title: str, rows: Sequence[Row]) -> Figure:
-    groups = [row.group for row in rows]
-    style = style_of(groups)
-    figure, grid = axes_for(title, 1, len(CURVES), list(style))
-    curves_on(grid[0], CURVES, groups, style, "")
-    legend(figure, style)
+def _draw_curves(title: str, groups: Sequence[Group], panels: Sequence[Panel] = CURVES) -> Figure:
+    """Draw panels side by side, with one curve per group."""
+    style = _style(groups)
+    figure, grid = _figure(title, 1, len(panels), _line_marks(style))
+    _draw_panels(grid[0], panels, groups, style)
     return figure
 
 
 def geometry(study: Study) -> Figure:
     """Draw FedDPC's mean factor and cosine over rounds, a curve for each alpha; dashed: 1 + lambda, a right angle."""
     groups = [Group(f"FedDPC, alpha {row.alpha:g}", row.group.runs) for row in _with_geometry(study)]
-    style = style_of(groups)
-    figure, grid = axes_for(f"{study.title}: what FedDPC does to updates", 1, len(GEOMETRY), list(style))
-    curves_on(grid[0], GEOMETRY, groups, style, "")
-    for axes, level in zip(grid[0], (1 + published.LAMBDA, 0.0), strict=True):
+    figure = _draw_curves(f"{study.title}: what FedDPC does to updates", groups, GEOMETRY)
+    for axes, level in zip(figure.axes, (1 + published.LAMBDA, 0.0), strict=True):
         axes.axhline(level, color="0.4", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-    legend(figure, style)
     return figure
 
 
@@ -146,18 +144,17 @@ def lambda_or_step(study: Study, alpha: float) -> Figure:
     lams = {1 + lam: rows[name] for lam in published.LAMBDAS if (name := f"lambda {lam:g}") in rows}
     steps = {1 + lam: rows[name] for lam in published.LAMBDAS if (name := f"step {1 + lam:g}") in rows}
     marks = {
-        "FedDPC with lambda": mark(color=RED, marker="o", linestyle="solid"),
-        "FedAvg, step times 1 + lambda": mark(color=BLUE, marker="s", linestyle="dashed"),
+        "FedDPC with lambda": _mark(color=RED, marker="o", linestyle="solid"),
+        "FedAvg, step times 1 + lambda": _mark(color=BLUE, marker="s", linestyle="dashed"),
     }
     title = f"{study.title}: lambda, or just the server's step? alpha {alpha:g}"
-    figure, grid = axes_for(title, 1, 2, list(marks))
+    figure, grid = _figure(title, 1, 2, marks)
     for axes, measure, words in zip(grid[0], ("best", "last10"), ("best", "last 10 rounds"), strict=True):
         _against(axes, lams, measure, RED, "o-")
         _against(axes, steps, measure, BLUE, "s--")
         axes.set_title(f"test accuracy (%), {words}", fontsize=10.5, loc="left")
         axes.set_xlabel("1 + lambda, or the server's step over the clients'")
         house.tidy(axes)
-    legend(figure, {}, marks)
     return figure
 
 
@@ -178,46 +175,42 @@ def _with_geometry(study: Study) -> list[Row]:
     return [row for row in study.part("table2") if row.name == "feddpc" and row.values("cosine")]
 
 
-def axes_for(title: str, lines: int, columns: int, names: Sequence[str], height: float = 2.9) -> tuple[Figure, Any]:
-    """Return a figure with ``lines`` times ``columns`` axes, and room for a legend of ``names``."""
+def _figure(title: str, lines: int, columns: int, marks: dict[str, Line2D], height: float = 2.9) -> tuple[Figure, Any]:
+    """Return a figure with ``lines`` times ``columns`` axes, and one legend of ``marks`` below them."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    width = _SIDE * columns
-    words = textwrap.wrap(title, int(13 * width))
-    below = 0.22 * math.ceil(len(names) / house.legend_columns(names, width))
+    width, names = _SIDE * columns, list(marks)
+    words, entries = textwrap.wrap(title, int(13 * width)), house.legend_columns(names, width)
+    below = 0.22 * math.ceil(len(names) / entries)
     figure = Figure(figsize=(width, height * lines + 0.3 + 0.2 * len(words) + below), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle("\n".join(words), fontsize=11, x=0.01, ha="left")
+    house.add_legend(figure, list(marks.values()), names, entries)
     return figure, figure.subplots(lines, columns, squeeze=False)
 
 
-def style_of(groups: Sequence[Group]) -> Style:
+def _style(groups: Sequence[Group]) -> Style:
     """Return the color and dashes of each label; the first FedDPC is red."""
-    one_each = list({group.label: group for group in groups}.values())
-    return dict(zip([g.label for g in one_each], house.styles(one_each), strict=True))
+    one_each = {group.label: group for group in groups}
+    return dict(zip(one_each, house.styles(list(one_each.values())), strict=True))
 
 
-def curves_on(
-    line: Sequence[Axes], panels: Sequence[Panel], groups: Sequence[Group], style: Style, before: str
+def _draw_panels(
+    line: Sequence[Axes], panels: Sequence[Panel], groups: Sequence[Group], style: Style, before: str = ""
 ) -> None:
     """Draw the panels side by side, their titles after ``before``."""
     for axes, panel in zip(line, panels, strict=True):
-        titled = Panel(panel.key, before + panel.title, panel.factor, panel.log)
-        house.draw_panel(axes, titled, groups, style)
+        house.draw_panel(axes, replace(panel, title=before + panel.title), groups, style)
 
 
-def legend(figure: Figure, style: Style, more: dict[str, Line2D] | None = None) -> None:
-    """Put one legend below all axes: the curves of ``style``, and ``more``."""
-    handles = {name: mark(color=color, linestyle=dashes, linewidth=2) for name, (color, dashes) in style.items()}
-    handles |= more or {}
-    house.add_legend(
-        figure, list(handles.values()), list(handles), house.legend_columns(list(handles), figure.get_figwidth())
-    )
+def _line_marks(style: Style) -> dict[str, Line2D]:
+    """Return the legend entries of curves."""
+    return {name: _mark(color=color, linestyle=dashes, linewidth=2) for name, (color, dashes) in style.items()}
 
 
-def mark(**look: Any) -> Line2D:
-    """Return what stands for something in a legend."""
+def _mark(**look: Any) -> Line2D:
+    """Return a legend entry."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **look)

@@ -17,22 +17,6 @@ from feddpc.runs.record import StoredRun, summarize
 
 
 @dataclass(frozen=True)
-class Score:
-    """What one run achieved; accuracies are shares from 0 to 1."""
-
-    best: float
-    best_round: float
-    last10: float
-    mean: float  #: test accuracy, mean over all rounds: high if it rises early
-    loss: float  #: training loss, mean over all rounds: low if it falls early
-    seconds: float
-    validation: float  #: highest accuracy on samples held out of training; NaN if there were none
-    validated: float  #: test accuracy in the round that those samples choose
-    scale: float  #: FedDPC's mean factor, mean over rounds; NaN for other methods
-    cosine: float  #: of updates with the last global update, likewise
-
-
-@dataclass(frozen=True)
 class Row:
     """One row of a table: a configuration without its seed, and the runs that have ended, by seed."""
 
@@ -59,15 +43,14 @@ class Row:
         return [seed for seed, run in self.runs.items() if status(run) == "diverged"]
 
     @functools.cached_property
-    def scores(self) -> dict[int, Score]:
+    def scores(self) -> dict[int, dict[str, float]]:
         """What each run achieved; a run without any test accuracy is left out."""
         scores = {seed: score(run) for seed, run in self.runs.items()}
-        return {seed: s for seed, s in scores.items() if s is not None}
+        return {seed: measures for seed, measures in scores.items() if measures}
 
     def values(self, measure: str) -> dict[int, float]:
         """Return one measure by seed, where it is known."""
-        values = {seed: float(getattr(s, measure)) for seed, s in self.scores.items()}
-        return {seed: v for seed, v in values.items() if math.isfinite(v)}
+        return {seed: measures[measure] for seed, measures in self.scores.items() if measure in measures}
 
     def estimate(self, measure: str) -> Estimate | None:
         """Return mean and spread of a measure; None if no run has it."""
@@ -157,25 +140,26 @@ def accuracies(run: StoredRun) -> list[float | None]:
     return [record["test_accuracy"] for record in run.records]
 
 
-def score(run: StoredRun) -> Score | None:
-    """Measure a run; None if it has no test accuracy."""
+def score(run: StoredRun) -> dict[str, float]:
+    """Return the measures of a run that are known, none without a test accuracy; accuracies are shares from 0 to 1."""
     summary = summarize(run.config, run.records, status(run), None)
     if summary["best_accuracy"] is None:
-        return None
-    return Score(
-        best=summary["best_accuracy"],
-        best_round=summary["best_round"],
-        last10=summary["last10_accuracy"],
-        seconds=summary["seconds_per_round"],
-        validation=summary.get("validation_accuracy", math.nan),
-        validated=summary.get("validated_accuracy", math.nan),
-        mean=_mean(accuracies(run)),
-        loss=_mean([record.get("train_loss") for record in run.records]),
-        scale=_mean([record.get("mean_scale") for record in run.records]),
-        cosine=_mean([record.get("mean_cosine") for record in run.records[1:]]),  # round 1 has no last update
-    )
+        return {}
+    measures = {
+        "best": summary["best_accuracy"],
+        "best_round": summary["best_round"],
+        "last10": summary["last10_accuracy"],
+        "mean": _mean(accuracies(run)),  # high if accuracy rises early
+        "loss": _mean([record.get("train_loss") for record in run.records]),  # low if it falls early
+        "seconds": summary["seconds_per_round"],
+        "validation": summary.get("validation_accuracy"),  # the highest on samples held out of training
+        "validated": summary.get("validated_accuracy"),  # test accuracy in the round that those samples choose
+        "scale": _mean([record.get("mean_scale") for record in run.records]),  # FedDPC's factor
+        "cosine": _mean([record.get("mean_cosine") for record in run.records[1:]]),  # round 1 has no last update
+    }
+    return {name: float(value) for name, value in measures.items() if value is not None}
 
 
-def _mean(values: Sequence[float | None]) -> float:
+def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else math.nan
+    return math.fsum(known) / len(known) if known else None
