@@ -44,7 +44,7 @@ class ServerStep:
             self.u.sum()
 
     def measure(self, work: Callable[[], object], repeats: int = 7) -> dict[str, float]:
-        """Time ``work``, each time beside two reads; return medians of both and of their ratio."""
+        """Time ``work``, each time together with two reads; return medians of both and of their ratio."""
         for warm in (work, self.reads):
             warm()
         turns = [(timed(work, self.device)[0], timed(self.reads, self.device)[0]) for _ in range(repeats)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from feddpc.paper.results import Report
-    from feddpc.paper.study_spec import StudySpec
     from feddpc.report.table import Table
     from feddpc.study.workers import Workers
 
@@ -129,7 +127,9 @@ def reproduce(
     if not report_only and target != "table1":
         results.require_data(list(wanted))
     speak = not (quiet or as_json)
-    costs = _table1(specs, out) if target in ("table1", "all") else []
+    costs: list[Table] = []
+    for spec in specs if target in ("table1", "all") else ():
+        costs += results.write_table1(spec, results.Folders.of(out, spec))
     for table in costs if speak else ():
         _show_table(table)
     stop, reports = Stop(), []
@@ -214,22 +214,6 @@ def _workers(data: str, count: int | None, at_once: int) -> Workers:
 
     count = count or ((os.cpu_count() or 1) if data == "digits" else 1)
     return InProcess(at_once=at_once) if count == 1 else Processes(count, at_once=at_once)
-
-
-def _table1(specs: Sequence[StudySpec], out: Path) -> list[Table]:
-    """Write Table 1 of each data set, which needs neither runs nor data, and return all."""
-    from feddpc.paper import costs
-    from feddpc.paper.results import Folders
-    from feddpc.storage import make_folder, replace_text
-
-    tables = []
-    for spec in specs:
-        folder = Folders.of(out, spec).results
-        make_folder(folder)
-        for table in costs.table1(spec.data, spec.scale):
-            replace_text(folder / f"{table.name}.csv", table.csv())
-            tables.append(table)
-    return tables
 
 
 def _show(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""What the paper claims, claim by claim, and whether it holds here; and what controls say that the paper lacks."""
+"""The claims of the paper, each judged on our runs, and controls that the paper lacks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _table2(study: Study, alpha: float) -> list[Finding]:
 
 
 def _unless_absent(absent: Sequence[str], judged: Sequence[Finding]) -> list[Finding]:
-    """Return findings on all of some rows; what lacks a row cannot hold, however clear the others are."""
+    """Return findings on all rows of a kind; if rows are absent, no such claim can hold."""
     if not absent:
         return list(judged)
     return [
@@ -101,7 +101,7 @@ def _order(rows: Rows, alpha: float, study: Study) -> Finding:
 
 
 def _fewer_rounds(claim: str, ours: Row, rivals: Sequence[Row]) -> Finding:
-    """A run that never gets to the rival's best accuracy is taken to get there one round after its end."""
+    """Compare rounds to a rival's best accuracy; a run that never reaches it counts as its length plus one."""
     differences, words = [], []
     for rival in rivals:
         theirs = {seed: v for seed, v in rival.values("best_round").items() if seed in ours.scores}
@@ -114,7 +114,7 @@ def _fewer_rounds(claim: str, ours: Row, rivals: Sequence[Row]) -> Finding:
 
 
 def rounds_to(run: StoredRun, accuracy: float) -> int:
-    """Return the first round with at least that test accuracy; one more than there are, if none has it."""
+    """Return the first round with at least that test accuracy; the number of rounds plus one if none has it."""
     reached = (i for i, known in enumerate(accuracies(run), start=1) if (known or 0.0) >= accuracy)
     return next(reached, len(run.records) + 1)
 

@@ -28,7 +28,7 @@ _SIDE = 5.2  #: inches of one pair of axes
 
 
 def available(study: Study, parts: Sequence[str]) -> dict[str, Callable[[], Figure]]:
-    """Return what draws each figure of ``parts`` for which there are runs, by name."""
+    """Return a drawing function for each figure of ``parts`` that has runs, by name."""
     drawings: dict[str, Callable[[], Figure]] = {}
     if "table2" in parts and any(row.scores for row in study.part("table2")):
         drawings |= {"table2": partial(accuracies, study), "curves": partial(curves, study)}
@@ -46,7 +46,7 @@ def available(study: Study, parts: Sequence[str]) -> dict[str, Callable[[], Figu
 
 
 def draw_all(study: Study, folder: Path, parts: Sequence[str]) -> list[Path]:
-    """Draw all figures that there are as PNG files, and return their paths."""
+    """Draw all figures that have runs as PNG files, and return their paths."""
     paths = []
     for name, draw in available(study, parts).items():
         paths.append(folder / f"{name}.png")

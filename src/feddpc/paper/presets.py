@@ -50,7 +50,8 @@ PRESETS = {
     "cifar10": "CIFAR-10, LeNet5, 400 rounds",
     "cifar100": "CIFAR-100, ResNet18 with GroupNorm, 800 rounds",
     "tiny-imagenet": "Tiny ImageNet, ResNet18 with GroupNorm, 800 rounds",
-    "digits": "Digits in place of CIFAR-10, a small CNN: not in the paper, but on every machine, quick on two cores",
+    "digits": "Digits in place of CIFAR-10, a small CNN: not in the paper, but on every machine, and quick on two "
+    "cores",
 }
 
 

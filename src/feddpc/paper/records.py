@@ -1,6 +1,6 @@
-"""A study in one compact file: settings, accuracy and loss of every round, nothing that cannot be committed.
+"""A study in one compact file that can be committed: settings, accuracy and loss of every round.
 
-The documents are made from such files alone. Test accuracies are kept exactly, as counts of right answers: a test of
+The documents are made from such files alone. Test accuracies are kept exactly, as counts of correct answers: a test of
 their differences must see which are equal. Other accuracies have five decimals, the rest four digits. Seconds are one
 mean per run; runs of a grid have accuracies only.
 """
@@ -32,7 +32,7 @@ _MACHINE = ("feddpc", "python", "torch", "processor", "cores", "device", "engine
 
 
 def machine(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """Return what the runs were made with, as far as all agree."""
+    """Return the environment of the runs, as far as all agree."""
     facts = [run.environment | {"precision": run.config.precision} for run in runs]
     values = {key: {fact[key] for fact in facts if key in fact} for key in _MACHINE}
     return {key: known.pop() for key, known in values.items() if len(known) == 1}
@@ -104,7 +104,7 @@ def _counts(accuracy: Sequence[float | None], tested: int) -> list[int | None] |
 
 
 def _short(key: str, value: float | None) -> float | None:
-    """Round to what is kept.
+    """Round a value to the digits that the file keeps.
 
     >>> _short("test_accuracy", 0.123456789), _short("train_loss", 12.34567)
     (0.12346, 12.35)
@@ -142,11 +142,11 @@ def read(path: Path) -> Study:
 
 def read_all(paths: Sequence[Path]) -> list[Study]:
     """Read studies from their files, in the order of the presets; files of one study are put together."""
-    found: dict[tuple[str, str], Study] = {}
+    studies: dict[tuple[str, str], Study] = {}
     for study in map(read, paths):
         key = (study.data, study.scale)
-        found[key] = joined(found[key], study) if key in found else study
-    return sorted(found.values(), key=lambda study: (list(PRESETS).index(study.data), study.scale))
+        studies[key] = joined(studies[key], study) if key in studies else study
+    return sorted(studies.values(), key=lambda study: (list(PRESETS).index(study.data), study.scale))
 
 
 def _unpacked(about: dict[str, Any], config: Config, tested: int) -> StoredRun:

@@ -1,7 +1,7 @@
-"""From rows to results: run what is missing, collect what is there, and write the folder of the study.
+"""From planned rows to results: run what is missing, collect all runs, and write the folder of results.
 
-``OUT/DATA/runs`` is a study with the runs of all scales, so that nothing is run twice; ``OUT/DATA/tuned.json`` holds
-the settings that a grid found best, ``OUT/DATA/SCALE`` the results: records, tables, figures, page.
+``OUT/DATA/runs`` is a study folder with the runs of all scales, so that nothing is run twice; ``OUT/DATA/tuned.json``
+holds the settings that a grid found best, ``OUT/DATA/SCALE`` the results: records, tables, figures, page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from feddpc.data import fetch
 from feddpc.errors import DataError
-from feddpc.paper import documents, figures, plan, records, tables
+from feddpc.paper import costs, documents, figures, plan, records, tables
 from feddpc.paper.claims import findings
 from feddpc.paper.study import Row, Study, all_runs, joined
 from feddpc.paper.study_spec import StudySpec
@@ -83,7 +83,7 @@ def collect(
 
 
 def store_winners(spec: StudySpec, rows: Sequence[Row], folders: Folders) -> Tuned:
-    """Store the best settings of a grid, next to those of other alphas and methods that are already there."""
+    """Store the best settings of a grid, next to those that are stored for other alphas and methods."""
     path = folders.base / "tuned.json"
     before = Tuned.read(path) if path.is_file() else Tuned("")
     settings = {alpha: dict(chosen) for alpha, chosen in before.settings.items()}
@@ -171,7 +171,7 @@ def reproduce(
         origin["at_once"] = workers.at_once
     study = Study(spec.data, spec.slug, spec.short, rows, origin)
     if (stored := folders.results / "records.json").is_file():
-        study = joined(records.read(stored), study)  # with what earlier calls asked for
+        study = joined(records.read(stored), study)  # keep the rows of earlier calls
     failures: list[str] = []
     return Report(study, done, missing, write_results(study, done, folders, failures), failures)
 
@@ -186,9 +186,7 @@ def write_results(
     folder = folders.results
     make_folder(folder)
     records.write(study, folder / "records.json")
-    for part in parts:
-        for table in tables.of_part(study, part):
-            replace_text(folder / f"{table.name}.csv", table.csv())
+    _write_csv([table for part in parts for table in tables.of_part(study, part)], folder)
     drawn: list[Path] = []
     with noted(folder / "figures", failures):
         drawn = figures.draw_all(study, folder, parts)
@@ -203,8 +201,21 @@ def write_results(
     return paths
 
 
+def write_table1(spec: StudySpec, folders: Folders) -> list[Table]:
+    """Write and return Table 1 of a data set, which needs neither runs nor data."""
+    make_folder(folders.results)
+    made = costs.table1(spec.data, spec.scale)
+    _write_csv(made, folders.results)
+    return made
+
+
+def _write_csv(some: Sequence[Table], folder: Path) -> None:
+    for table in some:
+        replace_text(folder / f"{table.name}.csv", table.csv())
+
+
 def _notes(study: Study) -> list[str]:
-    """Return what a reader of the page must know first."""
+    """Return the notes at the top of the page."""
     missing = sum(len(row.missing) for row in study.rows)
     notes = [f"This is a shortened version of the paper's experiment: {study.short}."] if study.short else []
     return [*notes, *([f"{missing} runs are missing."] if missing else [])]

@@ -19,7 +19,7 @@ CONTROLS = ("fedavg", DOUBLED)
 ROWS = (*published.METHODS, *CONTROLS)
 #: Share of the training set that the grid holds out, to choose settings on.
 HELD_OUT = 0.1
-#: What each target needs to have run; figures 1 to 3 show the runs of Table 2 as curves.
+#: The parts whose runs each target needs; figures 1 to 3 show the runs of Table 2 as curves.
 TARGETS: dict[str, tuple[str, ...]] = {
     "table1": (),
     "table2": ("table2",),
@@ -68,14 +68,14 @@ class StudySpec:
 
     def best(self, tuned: Tuned, alpha: float, name: str) -> Setting:
         """Return the best setting of a row, or raise with the command that finds it."""
-        found = tuned.settings.get(alpha, {}).get(name, {}).get(self.select)
-        if found is None:
+        setting = tuned.settings.get(alpha, {}).get(name, {}).get(self.select)
+        if setting is None:
             command = f"feddpc reproduce table2 --data {self.data} --alpha {alpha:g} --grid"
             raise BadInputError(
                 f"no setting of {name} on {self.data}, alpha = {alpha:g}, is recorded as best on {self.select}: run "
                 f"`{command}` first, with the same --out"
             )
-        return found
+        return setting
 
     @property
     def rounds(self) -> int | None:
@@ -88,7 +88,7 @@ class StudySpec:
         return self._left_out(self.rounds)
 
     def _left_out(self, rounds: int | None) -> str:
-        """Say what is left out with that many rounds, or with those of the scale."""
+        """Describe what is left out with that many rounds, or with those of the scale."""
         cut, whole = presets.scales(self.data)[self.scale].short, presets.preset(self.data, scale="paper").rounds
         if rounds is None:
             return cut

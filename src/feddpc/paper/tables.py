@@ -41,7 +41,7 @@ def table2(study: Study, alpha: float) -> Table:
     rows, cells = study.part("table2", alpha), []
     reported, seconds = study.reported(alpha), published.SECONDS[study.paper_data]
     for row in rows:
-        values = _achieved(row) | dict.fromkeys(("paper %", "paper's", "paper's s"), "-")
+        values = _results(row) | dict.fromkeys(("paper %", "paper's", "paper's s"), "-")
         if cell := reported.get(row.name):
             values |= {"paper %": f"{cell.accuracy:.2f}", "paper's": str(cell.round)}
             values["paper's s"] = f"{seconds[row.name]:.2f}"
@@ -58,7 +58,7 @@ def table2(study: Study, alpha: float) -> Table:
 
 
 def differences(study: Study, alpha: float) -> Table | None:
-    """Return what FedDPC has more than the others, in points; None if FedDPC or all other rows lack runs."""
+    """Return how far FedDPC is above each other row, in points; None if FedDPC or all other rows lack runs."""
     ours, rivals = study.ours_and_rivals(alpha)
     if ours is None or not rivals:
         return None
@@ -105,14 +105,14 @@ def figure(study: Study, part: str, alpha: float) -> Table:
         f"{part}-alpha{alpha:g}",
         f"{_TITLES[part]}, {study.title}, alpha {alpha:g}, rate {rates}",
         ("row", "seeds", *_OURS),
-        [[row.label, str(len(row.scores)), *_achieved(row).values()] for row in rows],
+        [[row.label, str(len(row.scores)), *_results(row).values()] for row in rows],
         ["The paper shows this as curves only and gives no numbers.", *_gaps(rows)],
         _best(rows),
     )
 
 
-def _achieved(row: Row) -> dict[str, str]:
-    """Return what a row achieved, by heading."""
+def _results(row: Row) -> dict[str, str]:
+    """Return the results of a row, by heading."""
     best, at, last, spent = (row.estimate(m) for m in ("best", "best_round", "last10", "seconds"))
     if best is None or at is None or last is None or spent is None:
         return dict.fromkeys(_OURS, "-")
@@ -121,7 +121,7 @@ def _achieved(row: Row) -> dict[str, str]:
 
 
 def setting(row: Row) -> str:
-    """Return what a row was tuned to: rates, and the hyper-parameter of the paper's grid."""
+    """Return the tuned setting of a row: rates, and the hyper-parameter of the paper's grid."""
     tuned = setting_of(row)
     words = {"lr": tuned.lr, **tuned.hyper}
     if row.config.server_lr != row.config.lr:
@@ -135,7 +135,7 @@ def _best(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def _explanations(study: Study, alpha: float) -> list[str]:
-    """Say what the columns are, and what the paper's are not."""
+    """Return the notes that explain the columns, and where the paper's cannot be compared with ours."""
     here = [f"'{label(name)}'" for name in CONTROLS if any(row.name == name for row in study.part("table2", alpha))]
     kind = "a control" if len(here) == 1 else "controls"
     lacks = f" {' and '.join(here)}: {kind}, which the paper lacks." if here else ""
@@ -208,7 +208,7 @@ def _tried(rows: Sequence[Row]) -> str:
 
 
 def _cautions(study: Study, alpha: float) -> list[str]:
-    """Say what a grid of few rounds or few rates cannot tell."""
+    """Return notes on what a grid of few rounds or few rates cannot decide."""
     rows, notes = study.part("grid", alpha), []
     whole = max((row.config.rounds for row in study.part("table2", alpha)), default=0)
     if any(row.config.rounds < whole for row in rows):
@@ -239,12 +239,12 @@ def hardly_begun(study: Study, alpha: float) -> list[str]:
     return names
 
 
-def findings(found: Sequence[Finding], title: str) -> Table:
+def findings(judged: Sequence[Finding], title: str) -> Table:
     """Return the findings: claim, verdict, numbers."""
     return Table(
         "findings",
         f"What holds, {title}",
         ("claim", "verdict", "numbers", "line in paper.tex"),
-        [[f.claim, f.verdict, f.numbers, "-" if f.line is None else str(f.line)] for f in found],
+        [[f.claim, f.verdict, f.numbers, "-" if f.line is None else str(f.line)] for f in judged],
         text_columns=frozenset({"verdict", "numbers"}),
     )

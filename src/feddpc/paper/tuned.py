@@ -1,4 +1,4 @@
-"""The settings recorded as best: what each method is run with after tuning, and where that was found out."""
+"""The best setting of each method, and which grid found it."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Tuned:
 
 
 def known(data: str, folder: Path) -> Tuned:
-    """Return the settings of a data set: those that a grid in ``folder`` found, before those that come with feddpc."""
+    """Return the settings of a data set: those of a grid in ``folder``, which win over those that come with feddpc."""
     own, shipped = folder / "tuned.json", Path(str(files("feddpc.paper") / "tuned" / f"{data}.json"))
-    found = [Tuned.read(path) for path in (own, shipped) if path.is_file()]
+    stored = [Tuned.read(path) for path in (own, shipped) if path.is_file()]
     settings: dict[float, dict[str, dict[str, Setting]]] = {}
-    for tuned in reversed(found):
+    for tuned in reversed(stored):
         for alpha, rows in tuned.settings.items():
             settings[alpha] = settings.get(alpha, {}) | rows
-    sources = dict.fromkeys(tuned.source for tuned in found)  # the same grid may be in both
+    sources = dict.fromkeys(tuned.source for tuned in stored)  # the same grid may be in both
     return Tuned("; where that has none, ".join(sources), settings)
 
 
@@ -85,11 +85,11 @@ def winners(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
 
 
 def base_name(row: Row) -> str:
-    """Return the row of Table 2 that a grid row is a candidate for: what stands before its settings."""
+    """Return the row of Table 2 that a grid row is a candidate for: the part of its name before the settings."""
     return row.name.partition(" lr=")[0]
 
 
 def setting_of(row: Row) -> Setting:
-    """Return what a row was tuned to."""
+    """Return the tuned setting of a row."""
     key = published.TUNED.get(row.config.method)
     return Setting(row.config.lr, {key: row.config.hyper[key]} if key else {})
