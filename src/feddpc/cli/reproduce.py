@@ -45,8 +45,8 @@ INDENT = 16
 NAMED = 20
 
 
-def _option(help: str, **facts: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=flags.EXPERIMENT, **facts)
+def _option(help: str, *names: str, panel: str = flags.EXPERIMENT, **facts: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **facts)
 
 
 @flags.config_flags("rounds", "device", "engine", "precision", defaults={"rounds": "those of the scale"})
@@ -63,10 +63,9 @@ def reproduce(
     seeds: Annotated[str, _option("Numbers with commas between them.")] = "0,1,2,3,4",
     grid: Annotated[
         bool,
-        typer.Option(
+        _option(
+            "Run the paper's whole grid first, to find the best settings; or use settings that are known.",
             "--grid/--tuned",
-            help="Run the paper's whole grid first, to find the best settings; or use settings that are known.",
-            rich_help_panel=flags.EXPERIMENT,
         ),
     ] = False,
     select: Annotated[
@@ -83,19 +82,18 @@ def reproduce(
     values: Annotated[str | None, _option("Only these values of the grid's second parameter.")] = None,
     processes: Annotated[
         int | None,
-        typer.Option(
+        _option(
+            "Processes on this machine, one thread each. [default: this one; for digits one per core]",
+            panel=flags.EXECUTION,
             min=1,
-            help="Processes on this machine, one thread each. [default: this one; for digits one per core]",
-            rich_help_panel=flags.EXECUTION,
         ),
     ] = None,
     at_once: flags.AtOnce = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for all results; finished runs are not repeated.", rich_help_panel=flags.OUTPUT)
-    ] = Path("runs/reproduce"),
+    out: Annotated[Path, _option("Folder for all results; finished runs are not repeated.", panel=flags.OUTPUT)] = Path(
+        "runs/reproduce"
+    ),
     report_only: Annotated[
-        bool,
-        typer.Option("--report-only", help="Run nothing: report the runs that exist.", rich_help_panel=flags.OUTPUT),
+        bool, _option("Run nothing: report the runs that exist.", "--report-only", panel=flags.OUTPUT)
     ] = False,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
