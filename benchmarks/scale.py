@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from feddpc.bench import machine
-from feddpc.bench.scale import Size, measure
 from feddpc.round.placement import Placement, available_memory
+from scale_laws import Size, measure
 
 ENGINES = ("loop", "stacked")
 KINDS = ("device", "host", "disk")

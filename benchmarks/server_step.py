@@ -10,10 +10,10 @@ import argparse
 
 import torch
 
-from feddpc.bench.scale import peak_memory
 from feddpc.bench.server import RESNET18, ServerStep
 from feddpc.methods import create
-from feddpc.methods.feddpc import Stream
+from feddpc.methods._feddpc_forms import Stream
+from scale_laws import peak_memory
 
 
 def plain(w, g, u, lam=1.0, lr=0.1):

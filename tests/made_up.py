@@ -1,9 +1,10 @@
 """Studies whose outcome is known beforehand: every accuracy, loss and factor is made up."""
 
+import dataclasses
 from pathlib import Path
 
 from feddpc.paper import presets, published
-from feddpc.paper.study import Line, Row
+from feddpc.paper.study import Row
 from feddpc.paper.study_spec import DOUBLED, label
 from feddpc.runs.record import StoredRun
 
@@ -16,15 +17,15 @@ def stored(config, accuracy, *, loss=None, status="finished", seconds=0.5, **not
         | notes
         for t, a in enumerate(accuracy, start=1)
     ]
-    about = {"torch": "2.0", "device": "cpu", "cores": 2}
+    about = {"torch": "2.0", "device": "cpu", "cores": 2, "engine": config.engine}
     return StoredRun(Path("nowhere"), config, records, {"status": status, "rounds": len(records)}, about)
 
 
-def line(part, name, *, text=None, alpha=0.2, seeds=(0, 1, 2), **config):
+def planned(part, name, *, text=None, alpha=0.2, seeds=(0, 1, 2), **config):
     method = "fedavg" if name == DOUBLED or name.startswith("step") else "feddpc"
     method = name if name in (*published.METHODS, "fedavg") else method
-    made = presets.digits(method, scale="tiny", alpha=alpha, **config)
-    return Line(part, alpha, name, text or name, made, tuple(seeds))
+    made = presets.preset("digits", method, scale="tiny", alpha=alpha, **config)
+    return Row(part, alpha, name, text or name, made, tuple(seeds))
 
 
 def row(
@@ -32,10 +33,10 @@ def row(
 ):
     """A row whose seeds reach the accuracies ``best`` in their last round, half of it in all rounds before."""
     seeds = tuple(range(len(best))) if seeds is None else seeds
-    about = line(part, name, text=text, alpha=alpha, seeds=seeds, rounds=rounds)
+    about = planned(part, name, text=text, alpha=alpha, seeds=seeds, rounds=rounds)
     runs = {
         seed: stored(
-            about.of(seed),
+            about.with_seed(seed),
             [round(value / 2, 5)] * (rounds - 1) + [round(value, 5)],
             loss=[loss + 0.001 * seed] * rounds,
             status=status,
@@ -44,7 +45,7 @@ def row(
         )
         for seed, value in zip(seeds, best, strict=False)
     }
-    return Row(about, runs)
+    return dataclasses.replace(about, runs=runs)
 
 
 def table2(alpha=0.2, **accuracies):

@@ -1,11 +1,38 @@
 """Scale laws, on counts that no other process disturbs: operations, numbers and Python's own memory."""
 
 import dataclasses
+import tracemalloc
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from feddpc.bench.scale import Size, Work, measure, python_memory
 from feddpc.round.placement import Placement
+from scale_laws import Size, measure
+
+
+def python_memory(run):
+    """Return the peak of what Python itself allocates during ``run``, in bytes."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class Work(TorchDispatchMode):
+    """Counts torch's operations and the numbers they give back, which no clock or other process disturbs."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.operations += 1
+        self.numbers += out.numel() if isinstance(out, torch.Tensor) else 0
+        return out
 
 
 def work(size):

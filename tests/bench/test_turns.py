@@ -132,12 +132,6 @@ def test_turns_end_when_the_time_is_used_up(monkeypatch):
     assert [len(e.whole) for e in made] == [turns.LEAST + 5] * 2
 
 
-def test_precisions_are_those_of_the_configuration():
-    assert turns.precisions()[0] == Config.precision
-    for name in turns.precisions():
-        Config(precision=name)
-
-
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
 def test_workloads_have_the_papers_shapes(workload):
     small = dataclasses.replace(workload, train=workload.classes, test=workload.classes)
@@ -170,13 +164,13 @@ def test_the_commit_is_none_without_git_or_checkout(tmp_path, monkeypatch):
 
 
 def test_the_faster_of_two_plain_loops_is_what_others_are_compared_to(monkeypatch):
-    def plain(settings):
+    def plain(bench):
         def after(seconds):
             return lambda evaluate: lambda: time.sleep(seconds)
 
         return [turns.Entrant("eager", "fedavg", name, after(s)) for name, s in (("float32", 0.03), ("tf32", 0.01))]
 
-    monkeypatch.setattr(turns.Settings, "eager", plain)
+    monkeypatch.setattr(turns.Workbench, "eager", plain)
     found = turns.measure(SMALL, device="cpu", rounds=2, engines=["loop"], against="eager")
     assert found["compared_to"] == "eager, fedavg, tf32"
     assert [(r["way"], r["precision"]) for r in found["rows"]][:2] == [("eager", "tf32"), ("eager", "float32")]

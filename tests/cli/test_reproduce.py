@@ -44,8 +44,8 @@ def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_on
     monkeypatch.setattr("feddpc.build.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
 
-    def reproduce(spec, parts, folders, options, *, grid):
-        seen.append(options.workers.at_once)
+    def reproduce(spec, parts, folders, *, workers, **options):
+        seen.append(workers.at_once)
         return SimpleNamespace(missing=[], failures=[])
 
     monkeypatch.setattr("feddpc.paper.results.reproduce", reproduce)

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from feddpc.paper import documents, published
+from feddpc.paper import documents, presets, published
 from feddpc.paper.claims import POORLY, findings, rounds_to
 from feddpc.paper.study import Study
-from feddpc.paper.verdicts import above, contests, judge, show_p, standing
-from made_up import PAPERS_ORDER, row, table2
+from feddpc.paper.verdicts import above, compare, judge, show_p, standing
+from made_up import PAPERS_ORDER, row, stored, table2
 
 
 def verdicts(rows, **changes):
@@ -45,7 +45,7 @@ def test_one_rival_above_is_enough_for_does_not_hold():
 
 
 def test_one_rival_within_the_spread_is_enough_for_cannot_be_told():
-    rows = [r for r in table2(**PAPERS_ORDER) if r.line.name != "fedcm"]
+    rows = [r for r in table2(**PAPERS_ORDER) if r.name != "fedcm"]
     rows.append(row("table2", "fedcm", [0.60, 0.80, 0.65, 0.78, 0.66], text="FedCM"))
     found = verdicts(rows)
     assert one(found, "highest best accuracy") == "cannot be told"
@@ -66,20 +66,20 @@ def test_nothing_is_claimed_of_what_was_not_run():
 
 
 def test_what_is_best_of_some_is_not_best_of_all(study):
-    some = [r for r in table2(**PAPERS_ORDER) if r.line.name != "fedcm"]
+    some = [r for r in table2(**PAPERS_ORDER) if r.name != "fedcm"]
     found = {f.claim: f for f in findings(Study("digits", "tiny", "", some))}
     best = found["alpha 0.2: FedDPC has the highest best accuracy of the paper's methods"]
     assert best.verdict == "cannot be told"
     assert best.numbers.endswith("; not run: FedCM")
-    lams = [r for r in study.part("figure5") if r.line.name != "lambda 3"]
+    lams = [r for r in study.part("figure5") if r.name != "lambda 3"]
     assert one(verdicts(lams), "lambda = 1, which the paper takes") == "cannot be told"
     beaten = [*some, row("table2", "fedcm", [], seeds=(0,)), row("table2", "fedga", [0.9, 0.91, 0.92, 0.9, 0.9])]
     assert one(verdicts(beaten), "highest best accuracy") == "does not hold"
 
 
 def test_rounds_to_an_accuracy():
-    records = [{"test_accuracy": a} for a in (0.1, 0.5, None, 0.7)]
-    assert [rounds_to(records, a) for a in (0.05, 0.5, 0.6, 0.7, 0.9)] == [1, 2, 4, 4, 5]
+    run = stored(presets.preset("digits", scale="tiny"), (0.1, 0.5, None, 0.7))
+    assert [rounds_to(run, a) for a in (0.05, 0.5, 0.6, 0.7, 0.9)] == [1, 2, 4, 4, 5]
 
 
 def against_all(ours, best, **more):
@@ -147,7 +147,7 @@ def test_lambda(study):
     assert one(found, "breaks off below zero, at lambda = -0.5") == "holds"
     assert one(found, "breaks off below zero, at lambda = -0.1") == "does not hold"
     assert one(found, "lambda = 1 has a higher best accuracy than FedAvg with its step times 2") == "holds"
-    near = [r for r in study.part("figure5") if r.line.name != "lambda -0.1"]
+    near = [r for r in study.part("figure5") if r.name != "lambda -0.1"]
     near.append(row("figure5", "lambda -0.1", [0.70 - POORLY / 2 + w for w in (-0.011, 0.0, 0.011)]))
     assert one(verdicts(near), "lambda = -0.1 performs very poorly") == "does not hold"
 
@@ -170,7 +170,7 @@ def test_where_ours_stands_is_said_only_where_seeds_decide():
         row("table2", "fedexp", [0.10], text="FedExP"),  # one seed in common decides nothing
     ]
     places = {"above": ["FedProx"], "below": ["FedCM"], "not to be told from": ["FedGA", "FedExP"]}
-    assert standing(contests(ours, rivals, "best")) == places
+    assert standing(compare(ours, rivals, "best")) == places
     told = documents.render([Study("digits", "tiny", "short", [ours, *rivals])], "images")
     assert "Decided over 3 seeds: FedDPC is above FedProx; below FedCM; not to be told from FedGA / FedExP." in told
     alone = row("table2", "feddpc", [0.5], text="FedDPC")

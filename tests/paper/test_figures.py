@@ -58,7 +58,7 @@ def test_accuracies_show_mean_deviation_and_seeds(whole):
     (axes, _) = figures.accuracies(whole).axes
     assert [t.get_text() for t in axes.get_yticklabels()] == [label(name) for name in reversed(ROWS)]
     y = list(reversed(ROWS)).index("feddpc")
-    best = whole.find("table2", 0.2, "feddpc").of("best")
+    best = whole.scored("table2", 0.2)["feddpc"].values("best")
     seeds = next(
         li for li in axes.lines if li.get_marker() == "|" and li.get_ydata()[0] == y and len(li.get_xdata()) == 5
     )
@@ -78,10 +78,10 @@ def test_lambda_and_the_servers_step_are_on_one_axis(study):
     wanted = sorted(1 + lam for lam in published.LAMBDAS)
     assert list(lams.get_xdata()) == list(steps.get_xdata()) == pytest.approx(wanted)
     for lam, y in zip(sorted(published.LAMBDAS), lams.get_ydata(), strict=True):
-        about = study.find("figure5", 0.2, f"lambda {lam:g}").about("best")
+        about = study.scored("figure5", 0.2)[f"lambda {lam:g}"].estimate("best")
         assert y == pytest.approx(100 * about.mean)
     assert "last 10" in last.get_title(loc="left")
-    alone = dataclasses.replace(study, rows=[r for r in study.part("figure5") if r.line.name == "lambda 1"])
+    alone = dataclasses.replace(study, rows=[r for r in study.part("figure5") if r.name == "lambda 1"])
     assert figures.lambda_or_step(alone, 0.2) is not None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from feddpc.errors import BadInputError
 from feddpc.paper import plan, published
-from feddpc.paper.study import Row, Study
+from feddpc.paper.study import Study
 from feddpc.paper.study_spec import DOUBLED, ROWS, StudySpec, data_of
 from feddpc.paper.tuned import Setting, Tuned
 from feddpc.study import RunSpec
@@ -59,8 +59,8 @@ def test_each_lambda_has_its_control():
 
 def test_parts_share_runs():
     """FedDPC at the same rate is one run in Table 2, the ablation and the study of lambda; so is the doubled step."""
-    lines = plan.lines(("table2", "figure4", "figure5"), DIGITS, TUNED)
-    keys = {(line.part, line.alpha, line.name): RunSpec(line.of(0)).key for line in lines}
+    lines = plan.rows(("table2", "figure4", "figure5"), DIGITS, TUNED)
+    keys = {(line.part, line.alpha, line.name): RunSpec(line.with_seed(0)).key for line in lines}
     assert keys["table2", 0.2, "feddpc"] == keys["figure4", 0.2, "feddpc"] == keys["figure5", 0.2, "lambda 1"]
     assert keys["table2", 0.2, DOUBLED] == keys["figure4", 0.2, DOUBLED] == keys["figure5", 0.2, "step 2"]
     assert keys["table2", 0.2, "fedavg"] == keys["figure5", 0.2, "step 1"]
@@ -85,13 +85,16 @@ def test_a_setting_that_is_not_known_says_how_it_is_found():
 
 
 def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
-    asked = StudySpec("cifar100", "paper", rounds=100, rows=("feddpc", "fedcm"), rates=(0.1,), values=(0.1, 0.01))
+    asked = StudySpec(
+        "cifar100", "paper", changes={"rounds": 100}, rows=("feddpc", "fedcm"), rates=(0.1,), values=(0.1, 0.01)
+    )
     assert asked.short == "100 of the paper's 800 rounds"
     assert asked.slug == "paper-100-rounds"
-    exact, fast = (StudySpec("cifar100", "paper", execution={"precision": p}) for p in ("float32", "bf16"))
+    exact, fast = (StudySpec("cifar100", "paper", changes={"precision": p}) for p in ("float32", "bf16"))
     assert (exact.slug, fast.slug) == ("paper", "paper-bf16")  # they are not to be mixed
-    rows = [Row(line, {}) for line in plan.table2(fast, TUNED)]
-    assert Study("cifar100", fast.slug, fast.short, rows).title == "CIFAR-100, the paper's scale, bf16"
+    assert (
+        Study("cifar100", fast.slug, fast.short, plan.table2(fast, TUNED)).title == "CIFAR-100, the paper's scale, bf16"
+    )
     assert "part of it: rates 0.1, values 0.1, 0.01" in asked.grid_words
     assert len(plan.grid(asked)) == 2 * (1 + 2)
     assert {line.config.rounds for line in plan.grid(asked)} == {100}
@@ -100,7 +103,9 @@ def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
     assert {line.config.rounds for line in plan.table2(shorter, TUNED)} == {800}
     assert ", 60 of the paper's 800 rounds, seed 0" in shorter.grid_words
     assert (shorter.short, shorter.slug) == ("", "paper")  # the grid is not the result
-    assert StudySpec("cifar100", "paper", rounds=100, grid_rounds=60).short == "100 of the paper's 800 rounds"
+    assert (
+        StudySpec("cifar100", "paper", changes={"rounds": 100}, grid_rounds=60).short == "100 of the paper's 800 rounds"
+    )
     longer = StudySpec("digits", "small", grid_rounds=400)
     assert "of the paper's 400 rounds" not in longer.grid_words
     assert longer.short == "60 of the paper's 400 rounds"
@@ -108,8 +113,8 @@ def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
     assert {line.seeds for line in plan.grid(several)} == {(3, 4)}
     assert "seed 3, 4" in several.grid_words
     assert "part of it" not in StudySpec("cifar100", "paper").grid_words
-    assert StudySpec("digits", "tiny", rounds=9).short.endswith("rounds, 4 of 20 clients, a small MLP")
-    assert StudySpec("cifar10", "paper", rounds=400).short == ""
+    assert StudySpec("digits", "tiny", changes={"rounds": 9}).short.endswith("rounds, 4 of 20 clients, a small MLP")
+    assert StudySpec("cifar10", "paper", changes={"rounds": 400}).short == ""
 
 
 @pytest.mark.parametrize(

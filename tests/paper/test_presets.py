@@ -24,13 +24,13 @@ def test_a_run_has_nothing_to_fill_in(name, scale):
     x = np.zeros((2000, *known.shape), np.uint8)
     y = np.arange(2000) % known.classes
     data = Dataset.from_arrays(x, y, x[:10], y[:10], name=name, classes=known.classes)
-    config = presets.PRESETS[name](scale=scale, device="cpu")
+    config = presets.preset(name, scale=scale, device="cpu")
     assert resolve(config, data) == config
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("cifar10", 400), ("cifar100", 800), ("tiny-imagenet", 800)])
 def test_the_papers_settings(name, rounds):
-    config = presets.PRESETS[name]()
+    config = presets.preset(name)
     facts = {"clients": 100, "cohort": 10, "batch_size": 256, "epochs": 1, "rounds": rounds, "seed": 0, "data": name}
     facts |= {"partition": "dirichlet", "participation": "uniform", "weighting": "uniform", "lr_decay": 1.0}
     facts |= {"augment": False, "precision": "float32", "scaling": "half"}
@@ -41,18 +41,18 @@ def test_the_papers_settings(name, rounds):
 
 
 def test_changes_reach_everything_that_follows_from_them():
-    config = presets.cifar100("fedcm", alpha=0.6, lr=0.01, seed=3, hyper={"alpha": 0.5})
+    config = presets.preset("cifar100", "fedcm", alpha=0.6, lr=0.01, seed=3, hyper={"alpha": 0.5})
     assert (config.alpha, config.partition_options["alpha"]) == (0.6, 0.6)
     assert (config.lr, config.server_lr) == (0.01, 0.01)
     assert (config.seed, config.hyper) == (3, {"alpha": 0.5})
-    assert presets.cifar10("fedavg", lr=0.1, server_lr=0.2).server_lr == 0.2
+    assert presets.preset("cifar10", "fedavg", lr=0.1, server_lr=0.2).server_lr == 0.2
 
 
 def test_a_shortened_version_says_what_is_cut():
     for name in presets.PRESETS:
-        whole = presets.PRESETS[name](scale="paper")
+        whole = presets.preset(name, scale="paper")
         for scale in presets.scales(name).values():
-            config = presets.PRESETS[name](scale=scale.name)
+            config = presets.preset(name, scale=scale.name)
             same = dataclasses.replace(config, rounds=whole.rounds) == whole
             assert bool(scale.short) == (config.rounds < whole.rounds)
             assert same or "clients" in scale.short
@@ -61,16 +61,16 @@ def test_a_shortened_version_says_what_is_cut():
 
 def test_unknown_names_are_refused():
     with pytest.raises(BadInputError, match="unknown scale 'smal': did you mean 'small'"):
-        presets.digits(scale="smal")
+        presets.preset("digits", scale="smal")
     with pytest.raises(BadInputError, match="unknown preset 'cifar'"):
-        presets.known("cifar")
+        presets.preset("cifar")
     with pytest.raises(BadInputError, match="unknown hyper-parameter of fedprox 'lam'"):
-        presets.digits("fedprox", hyper={"lam": 1.0})
+        presets.preset("digits", "fedprox", hyper={"lam": 1.0})
 
 
 def test_the_command_prints_what_a_run_can_read():
     printed = CliRunner().invoke(app, ["presets", "tiny-imagenet", "--method", "fedprox", "--alpha", "0.6"]).stdout
-    assert Config.read(tomllib.loads(printed)) == presets.tiny_imagenet("fedprox", alpha=0.6)
+    assert Config.read(tomllib.loads(printed)) == presets.preset("tiny-imagenet", "fedprox", alpha=0.6)
     listed = CliRunner().invoke(app, ["presets"]).stdout
     assert all(name in listed for name in presets.PRESETS)
     assert "40 of the paper's 400 rounds" in listed

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from feddpc.errors import DataError
-from feddpc.paper import documents, plan, records, results
+from feddpc.paper import documents, plan, records, results, tables
 from feddpc.paper.study import all_runs
 from feddpc.paper.study_spec import StudySpec
 from feddpc.paper.tuned import Tuned
@@ -15,8 +15,7 @@ from feddpc.runs.record import load
 from feddpc.runs.runner import Stop
 
 #: Two methods, two rounds, two settings.
-SMALL = {"alphas": (0.2,), "seeds": (0, 1), "rounds": 2, "rows": ("feddpc", "fedavg"), "rates": (0.3, 0.1)}
-LOOK = results.RunOptions(report_only=True)
+SMALL = {"alphas": (0.2,), "seeds": (0, 1), "changes": {"rounds": 2}, "rows": ("feddpc", "fedavg"), "rates": (0.3, 0.1)}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,7 @@ def done(tmp_path_factory):
     """A grid and its Table 2, run once for all tests here."""
     spec = StudySpec("digits", "tiny", **SMALL)
     folders = results.Folders.of(tmp_path_factory.mktemp("out"), spec)
-    return spec, folders, results.reproduce(spec, ("table2",), folders, results.RunOptions(), grid=True)
+    return spec, folders, results.reproduce(spec, ("table2",), folders, grid=True)
 
 
 def run_folders(folders):
@@ -39,13 +38,9 @@ def test_a_grid_and_then_the_table_with_its_winners(done):
     tuned = Tuned.read(folders.base / "tuned.json")
     assert tuned.source == spec.grid_words
     for row in report.study.part("table2"):
-        best = tuned.settings[0.2][row.line.name]["test"]
-        grid = {
-            r.line.config.lr: r.about("best").mean
-            for r in report.study.part("grid")
-            if r.line.config.method == row.line.name
-        }
-        assert best.lr == row.line.config.lr == max(grid, key=grid.get)
+        best = tuned.settings[0.2][row.name]["test"]
+        grid = {r.config.lr: r.estimate("best").mean for r in report.study.part("grid") if r.config.method == row.name}
+        assert best.lr == row.config.lr == max(grid, key=grid.get)
         assert all(run.config.validation == 0 for run in row.runs.values())  # the table's runs train on everything
     assert all(path.is_file() for path in report.paths)
     written = {path.name for path in folders.results.iterdir()}
@@ -65,23 +60,23 @@ def test_a_grid_and_then_the_table_with_its_winners(done):
 def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
     """And what was found by which grid is told."""
     folders = results.Folders(tmp_path, tmp_path / "results")
-    changes = {"alphas": (0.2,), "seeds": (0,), "rounds": 2, "rows": ("feddpc", "fedavg")}
+    changes = {"alphas": (0.2,), "seeds": (0,), "changes": {"rounds": 2}, "rows": ("feddpc", "fedavg")}
     first = StudySpec("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
-    results.reproduce(first, ("table2",), folders, results.RunOptions(), grid=True)
+    results.reproduce(first, ("table2",), folders, grid=True)
     then = StudySpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
-    report = results.reproduce(then, ("table2",), folders, results.RunOptions(), grid=True)
-    rows = [(row.line.config.method, row.line.config.lr, row.line.config.rounds) for row in report.study.part("grid")]
+    report = results.reproduce(then, ("table2",), folders, grid=True)
+    rows = [(row.config.method, row.config.lr, row.config.rounds) for row in report.study.part("grid")]
     assert sorted(rows) == [("fedavg", 0.1, 1), ("fedavg", 0.3, 1), ("feddpc", 0.1, 2)]
     told = Tuned.read(folders.base / "tuned.json").source
     assert told == f"{then.grid_words}; for others, {first.grid_words}"
-    results.reproduce(then, ("table2",), folders, results.RunOptions(), grid=True)
+    results.reproduce(then, ("table2",), folders, grid=True)
     assert Tuned.read(folders.base / "tuned.json").source == told
 
 
 def test_nothing_is_run_twice(done):
     spec, folders, report = done
     before = run_folders(folders)
-    again = results.reproduce(spec, ("table2",), folders, results.RunOptions(), grid=True)
+    again = results.reproduce(spec, ("table2",), folders, grid=True)
     assert run_folders(folders) == before
     assert records.dumps(again.study) == records.dumps(report.study)
 
@@ -90,7 +85,7 @@ def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
     _, folders, _ = done
     wider = StudySpec("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
     elsewhere = results.Folders(folders.base, tmp_path)
-    report = results.reproduce(wider, ("table2",), elsewhere, LOOK, grid=False)
+    report = results.reproduce(wider, ("table2",), elsewhere, report_only=True, grid=False)
     assert [(o.spec.name, o.status) for o in report.missing] == [
         ("FedDPC seed 2", "missing"),
         ("FedAvg seed 2", "missing"),
@@ -103,7 +98,7 @@ def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
 def test_an_unfinished_grid_chooses_nothing(done, tmp_path):
     spec, _, _ = done
     folders = results.Folders.of(tmp_path, spec)
-    report = results.reproduce(spec, ("table2",), folders, LOOK, grid=True)
+    report = results.reproduce(spec, ("table2",), folders, report_only=True, grid=True)
     assert report.parts == ("grid",)
     assert len(report.missing) == 4
     assert not (folders.base / "tuned.json").exists()
@@ -114,7 +109,7 @@ def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
     stop = Stop()
     stop.wanted = True
     folders = results.Folders.of(tmp_path, spec)
-    report = results.reproduce(spec, ("figure4",), folders, results.RunOptions(stop=stop), grid=False)
+    report = results.reproduce(spec, ("figure4",), folders, stop=stop, grid=False)
     assert len(report.missing) == 8
     assert report.study.part("figure4")[0].runs == {}
 
@@ -122,11 +117,11 @@ def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
 def test_parts_are_kept_beside_each_other(done):
     _, folders, _ = done
     one_seed = StudySpec("digits", "tiny", **SMALL | {"seeds": (0,)})
-    report = results.reproduce(one_seed, ("figure4",), folders, results.RunOptions(), grid=False)
+    report = results.reproduce(one_seed, ("figure4",), folders, grid=False)
     kept = records.read(folders.results / "records.json")
-    assert {row.line.part for row in kept.rows} == {"grid", "table2", "figure4"}
+    assert {row.part for row in kept.rows} == {"grid", "table2", "figure4"}
     assert [len(row.runs) for row in kept.part("table2")] == [2, 2]
-    assert [row.line.name for row in report.study.part("figure4")] == ["feddpc", "no scaling", "neither", "fedavg x2"]
+    assert [row.name for row in report.study.part("figure4")] == ["feddpc", "no scaling", "neither", "fedavg x2"]
     assert all(row.scores for row in report.study.part("figure4"))
 
 
@@ -135,7 +130,7 @@ def test_a_slim_picture_keeps_its_commonest_colours(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     pixels[:10], pixels[10:12], pixels[12:14] = (255, 255, 255), (0, 119, 187), (0, 153, 136)
     Image.fromarray(pixels).save(tmp_path / "p.png")
-    documents._slim(tmp_path / "p.png")
+    documents._reduce_colors(tmp_path / "p.png")
     with Image.open(tmp_path / "p.png") as slim:
         assert slim.mode == "P"
         after = np.asarray(slim.convert("RGB"))
@@ -149,7 +144,7 @@ def test_the_document_is_made_from_records_alone(done, tmp_path):
     study = records.read(tmp_path / "r.json")
     paths = documents.write([study], tmp_path / "docs" / "reproduction.md", tmp_path / "docs" / "images")
     text = paths[0].read_text()
-    for table in documents.part_tables(study, "table2"):
+    for table in tables.of_part(study, "table2"):
         assert table.markdown() in text
     assert "## Digits, shortened: 2 of the paper's 400 rounds" in text
     assert "Table 1, server costs" in text
@@ -174,7 +169,7 @@ def test_each_run_is_read_once(done, monkeypatch):
     read = []
     monkeypatch.setattr(results, "load", lambda path: read.append(path) or load(path))
     lines = plan.table2(spec, Tuned.read(folders.base / "tuned.json"))
-    rows, _, _ = results.collect([*lines, *lines, *lines], folders, LOOK)
+    rows, _, _ = results.collect([*lines, *lines, *lines], folders, report_only=True)
     assert len(read) == len(set(read)) == len(all_runs(rows)) == 4
 
 
@@ -191,7 +186,7 @@ def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, m
         return plain(setting, **how)
 
     monkeypatch.setattr(workers, "execute", execute)
-    report = results.reproduce(spec, (), folders, results.RunOptions(), grid=True)
+    report = results.reproduce(spec, (), folders, grid=True)
     assert [(o.spec.config.lr, o.status) for o in report.missing] == [(0.3, "failed")]
     assert Tuned.read(folders.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr == 0.1
 

@@ -9,9 +9,8 @@ import pytest
 from feddpc.paper import costs, documents, presets, published, tables
 from feddpc.paper.claims import findings
 from feddpc.paper.statistics import holm, paired
-from feddpc.paper.study import Line, Row, Study, score
+from feddpc.paper.study import Row, Study, score
 from feddpc.paper.study_spec import ROWS, label
-from feddpc.paper.tables import comparisons
 from feddpc.paper.verdicts import show_p
 from feddpc.report.table import Table
 from made_up import row, stored
@@ -37,7 +36,7 @@ def test_ours_stand_beside_the_papers(whole):
 
 
 def test_a_shortened_or_foreign_table_says_so(study, whole):
-    for sheet in (tables.table2(study, 0.2), tables.figure(study, "figure4", 0.2), comparisons(study, 0.2)):
+    for sheet in (tables.table2(study, 0.2), tables.figure(study, "figure4", 0.2), tables.differences(study, 0.2)):
         assert "shortened: 4 of the paper's 400 rounds" in sheet.title
     notes = " ".join(tables.table2(study, 0.2).notes)
     assert "The paper has no digits: its columns are of CIFAR-10" in notes
@@ -67,12 +66,12 @@ def test_what_is_missing_or_diverged_is_said():
 
 def test_a_difference_has_one_p_value(study):
     """Corrected for all rows of the table, and the same in the findings."""
-    table = comparisons(study, 0.2)
-    ours = study.find("table2", 0.2, "feddpc")
+    table = tables.differences(study, 0.2)
+    ours = study.scored("table2", 0.2)["feddpc"]
     rivals = [r for r in study.part("table2", 0.2) if r is not ours]
-    results = [paired(ours.of("best"), r.of("best")) for r in rivals]
+    results = [paired(ours.values("best"), r.values("best")) for r in rivals]
     for line, result, p in zip(table.rows, results, holm([r.p for r in results]), strict=True):
-        assert line[1] == f"{100 * result.about.mean:+.2f}"
+        assert line[1] == f"{100 * result.mean:+.2f}"
         assert line[3] == show_p(p)
     assert "5 seeds" in table.notes[0]
     said = [f.numbers for f in findings(study) if f.part == "table2" and f.claim.startswith("alpha 0.2")]
@@ -83,24 +82,26 @@ def test_a_difference_has_one_p_value(study):
 
 def test_comparisons_with_too_few_runs():
     rows = [row("table2", "feddpc", [0.5]), row("table2", "fedcm", [0.4]), row("table2", "fedga", [], seeds=(0,))]
-    sheet = comparisons(Study("digits", "tiny", "", rows), 0.2)
+    sheet = tables.differences(Study("digits", "tiny", "", rows), 0.2)
     assert sheet.rows[0][:4] == ["fedcm", "+10.00", "-", "-"]
     assert sheet.rows[1] == ["fedga", *["-"] * 6]
     assert sheet.notes == ["One seed: nothing can be tested."]
-    assert comparisons(Study("digits", "tiny", "", rows[1:]), 0.2) is None
-    assert comparisons(Study("digits", "tiny", "", rows[:1]), 0.2) is None
+    assert tables.differences(Study("digits", "tiny", "", rows[1:]), 0.2) is None
+    assert tables.differences(Study("digits", "tiny", "", rows[:1]), 0.2) is None
 
 
 def test_a_score_is_what_the_records_say():
-    config = row("table2", "feddpc", [0.5]).line.config
+    config = row("table2", "feddpc", [0.5]).config
     accuracy = [0.1, 0.9, *[0.5] * 10]
     run = stored(config, accuracy, loss=range(12), mean_scale=3.0, mean_cosine=0.5)
     run.records[0]["mean_cosine"] = 99.0  # of round 1, which has no last update
     s = score(run)
-    assert (s.best, s.best_round, s.last10) == (0.9, 2, 0.5)
-    assert s.mean == pytest.approx(sum(accuracy) / 12)
-    assert (s.loss, s.scale, s.cosine, s.seconds) == (5.5, 3.0, 0.5, 0.5)
-    assert score(stored(config, [None, None])) is None
+    assert s.pop("mean") == pytest.approx(sum(accuracy) / 12)
+    assert s == {
+        **{"best": 0.9, "best_round": 2, "last10": 0.5},
+        **{"loss": 5.5, "scale": 3.0, "cosine": 0.5, "seconds": 0.5},
+    }
+    assert score(stored(config, [None, None])) == {}
 
 
 def test_a_sheet_is_the_same_in_all_forms(study):
@@ -165,9 +166,9 @@ def test_a_short_grid_says_what_it_cannot_tell(best, rounds, begun, early):
 def test_a_winner_at_the_end_of_a_part_of_the_grid_is_named(rates, best, said):
     rows = []
     for lr in rates:
-        config = presets.digits("fedavg", scale="tiny", rounds=2, lr=lr, validation=0.1)
+        config = presets.preset("digits", "fedavg", scale="tiny", rounds=2, lr=lr, validation=0.1)
         run = stored(config, [0.5, 0.9 if lr == best else 0.8])
-        rows.append(Row(Line("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,)), {0: run}))
+        rows.append(Row("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,), {0: run}))
     notes = tables.grid(Study("digits", "tiny", "", rows), 0.2).notes
     assert [note for note in notes if note.startswith("Best at")] == ([said] if said else [])
     assert f"rates: {', '.join(f'{lr:g}' for lr in rates)}. Best on test" in notes[0]
@@ -176,11 +177,11 @@ def test_a_winner_at_the_end_of_a_part_of_the_grid_is_named(rates, best, said):
 def test_the_grids_table_shows_both_choices():
     rows = []
     for lr, test, validation in ((1.0, 0.9, 0.3), (0.1, 0.6, 0.8)):
-        config = presets.digits("fedavg", scale="tiny", rounds=2, lr=lr, validation=0.1)
+        config = presets.preset("digits", "fedavg", scale="tiny", rounds=2, lr=lr, validation=0.1)
         run = stored(config, [0.1, test])
         for record in run.records:
             record["validation_accuracy"] = validation
-        rows.append(Row(Line("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,)), {0: run}))
+        rows.append(Row("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,), {0: run}))
     (line,) = tables.grid(Study("digits", "tiny", "", rows), 0.2).rows
     # Validation is the same in both rounds, so the first is chosen, and its test accuracy stands there.
     assert line == ["FedAvg", "2", "0", "lr 1", "90.00", "lr 0.1", "10.00"]

@@ -1,5 +1,6 @@
 """The choice of settings, and the file that keeps them."""
 
+import dataclasses
 import math
 import re
 
@@ -7,7 +8,7 @@ import pytest
 
 from feddpc.errors import RunFolderError
 from feddpc.paper import presets
-from feddpc.paper.study import Line, Row
+from feddpc.paper.study import Row
 from feddpc.paper.study_spec import ROWS
 from feddpc.paper.tuned import Setting, Tuned, known, setting_of, winners
 from made_up import stored
@@ -15,12 +16,14 @@ from made_up import stored
 
 def candidate(name, lr, test, validation, *, status="finished", there=True, **hyper):
     """A row of the grid: best on test in round 2, on held-out samples in round 3, where the test has lost 5 points."""
-    config = presets.digits(name.partition(" ")[0], scale="tiny", rounds=3, lr=lr, hyper=hyper, validation=0.1)
-    about = Line("grid", 0.2, f"{name} lr={lr:g}", name, config, (0,))
+    config = presets.preset(
+        "digits", name.partition(" ")[0], scale="tiny", rounds=3, lr=lr, hyper=hyper, validation=0.1
+    )
+    about = Row("grid", 0.2, f"{name} lr={lr:g}", name, config, (0,))
     run = stored(config, [0.1, test, test - 0.05], status=status)
     for record, value in zip(run.records, (0.1, validation - 0.05, validation), strict=True):
         record["validation_accuracy"] = value
-    return Row(about, {0: run} if there else {})
+    return dataclasses.replace(about, runs={0: run} if there else {})
 
 
 def test_test_and_validation_choose_for_themselves():
@@ -29,7 +32,7 @@ def test_test_and_validation_choose_for_themselves():
     assert setting_of(chosen["test"]) == Setting(0.1, {"mu": 0.1})
     assert setting_of(chosen["validation"]) == Setting(1.0, {"mu": 1.0})
     # The test accuracy of a choice on validation is that of the round which validation chose: the last, not the best.
-    assert chosen["validation"].about("validated").mean == pytest.approx(0.45)
+    assert chosen["validation"].estimate("validated").mean == pytest.approx(0.45)
 
 
 def test_what_diverged_or_is_missing_is_not_chosen():

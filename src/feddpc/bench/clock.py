@@ -1,4 +1,4 @@
-"""Time that has really passed on a device."""
+"""Wall-clock time of work on a device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def timed(work: Callable[[], T], device: torch.device | str = "cpu") -> tuple[float, T]:
-    """Run ``work``; return how long it took, with everything it left running on ``device``, and what it gave."""
+    """Run ``work``; return its seconds, including everything it left running on ``device``, and its result."""
     wait(device)
     began = time.perf_counter()
-    given = work()
+    result = work()
     wait(device)
-    return time.perf_counter() - began, given
+    return time.perf_counter() - began, result
 
 
 def wait(device: torch.device | str) -> None:

@@ -1,4 +1,4 @@
-"""Where and with what something was measured."""
+"""The machine and the versions with which something was measured."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def describe(device: str) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(Path(__file__).parents[1]),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "command": [_without_place(word) for word in sys.argv],
+        "command": [_without_folder(word) for word in sys.argv],
     }
 
 
-def _without_place(word: str) -> str:
-    """Return a word of a command; of a path from the root only the name, since the rest is nobody else's business.
+def _without_folder(word: str) -> str:
+    """Return a word of a command; absolute paths are reduced to the name, because the rest is private.
 
-    >>> [_without_place(word) for word in ("/home/me/figures.json", "--out=/home/me/figures.json", "results/a.json")]
+    >>> [_without_folder(word) for word in ("/home/me/figures.json", "--out=/home/me/figures.json", "results/a.json")]
     ['figures.json', '--out=figures.json', 'results/a.json']
     """
     flag, sign, value = word.rpartition("=")
@@ -38,12 +38,12 @@ def _without_place(word: str) -> str:
 def commit(folder: Path) -> str | None:
     """Return the commit of the checkout that ``folder`` is part of, with ``+`` where files differ; None without one."""
     try:
-        found = _git(folder, "rev-parse", "--short=12", "HEAD")
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # an installed copy inside somebody else's checkout
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
-    return found + ("+" if changed else "")
+    return head + ("+" if changed else "")
 
 
 def _git(folder: Path, *args: str) -> str:

@@ -14,7 +14,7 @@ from feddpc.bench.clock import timed
 from feddpc.methods.base import Cohort
 
 RESNET18 = 11_227_812
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {"FedAvg": ("fedavg", {}), "FedDPC": ("feddpc", {})}
+METHODS = ("fedavg", "feddpc")
 
 
 class ServerStep:
@@ -44,7 +44,7 @@ class ServerStep:
             self.u.sum()
 
     def measure(self, work: Callable[[], object], repeats: int = 7) -> dict[str, float]:
-        """Time ``work``, each time beside two reads; return medians of both and of their ratio."""
+        """Time ``work``, each time together with two reads; return medians of both and of their ratio."""
         for warm in (work, self.reads):
             warm()
         turns = [(timed(work, self.device)[0], timed(self.reads, self.device)[0]) for _ in range(repeats)]
@@ -61,11 +61,11 @@ def measure(d: int = RESNET18, m: int = 10, device: str = "cpu") -> list[dict[st
     """Measure FedAvg's and FedDPC's server step; what cannot run is an error in its row."""
     rows: list[dict[str, Any]] = []
     step: ServerStep | None = None
-    for label, (name, hyper) in WAYS.items():
-        row: dict[str, Any] = {"way": label, "parameters": d, "clients": m}
+    for name in METHODS:
+        row: dict[str, Any] = {"way": methods.get(name).title, "parameters": d, "clients": m}
         try:
             step = step or ServerStep(d, m, device)
-            rows.append(row | step.measure(step.of(name, **hyper)))
-        except Exception as error:  # too little memory, say: the other lines are still worth having
+            rows.append(row | step.measure(step.of(name)))
+        except Exception as error:  # too little memory, say: the other rows are still worth having
             rows.append(row | {"error": f"{type(error).__name__}: {error}".splitlines()[0]})
     return rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from feddpc.bench.clock import timed
 from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import Workload
 from feddpc.build import build, for_method
-from feddpc.config import Config
+from feddpc.config import Config, choices_of
 from feddpc.engines.base import Engine
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.errors import BadInputError, FeddpcError
@@ -35,20 +35,15 @@ LIMIT = 30.0
 Tell = Callable[[str], None]
 
 
-def precisions() -> list[str]:
-    """Return the precisions that a configuration may name, the default one first."""
-    return sorted(typing.get_args(typing.get_type_hints(Config)["precision"]), key=lambda p: p != Config.precision)
-
-
 #: What is measured: every engine, and the one for GPUs with its compiler.
 ENGINES: dict[str, Callable[[], Engine]] = {**engine_choice.ENGINES, "cuda-compiled": partial(Cuda, compile=True)}
 
 
 @dataclass(eq=False)
 class Entrant:
-    """One way to run rounds, with evaluation and without, and what they took.
+    """One way to run rounds, and the times of its rounds with evaluation and without.
 
-    Two runs of their own, because an engine may put training and evaluation into one program.
+    These are two separate runs, because an engine may put training and evaluation into one program.
     """
 
     way: str
@@ -63,50 +58,46 @@ class Entrant:
     error: str | None = None
 
     def warm(self) -> None:
-        """Build it and make the first rounds, compilation included; whatever goes wrong is written down."""
-        self._guarded(self._warm)
+        """Build both runs and make the first rounds, compilation included."""
+        with self._noting_errors():
+            self.warm_up, self.round = timed(lambda: self._begin(True), self.device)
+            without, self.train = timed(lambda: self._begin(False), self.device)
+            # Both make as many rounds, so that in every turn they, and all entrants, have the same cohort.
+            self.last, last = self._time_both()
+            self.spent = self.warm_up + without + self.last + last
 
     def turn(self) -> None:
         """Time one round with evaluation and one without."""
-        self._guarded(self._turn)
+        with self._noting_errors():
+            whole, training = self._time_both()
+            self.whole.append(whole)
+            self.training.append(training)
+            self.spent += whole + training
 
-    def _warm(self) -> None:
-        def begin(evaluate: bool) -> Callable[[], object]:
-            run = self.build(evaluate)
-            for _ in range(WARM_UP):
-                run()
-            return run
+    def _begin(self, evaluate: bool) -> Callable[[], object]:
+        run = self.build(evaluate)
+        for _ in range(WARM_UP):
+            run()
+        return run
 
-        self.warm_up, self.round = timed(lambda: begin(True), self.device)
-        without, self.train = timed(lambda: begin(False), self.device)
-        # Both make as many rounds, so that in every turn they, and all entrants, have the same cohort.
-        self.last, last = (timed(run, self.device)[0] for run in (self.round, self.train))
-        self.spent = self.warm_up + without + self.last + last
+    def _time_both(self) -> tuple[float, float]:
+        return timed(self.round, self.device)[0], timed(self.train, self.device)[0]
 
-    def _turn(self) -> None:
-        whole, training = (timed(run, self.device)[0] for run in (self.round, self.train))
-        self.whole.append(whole)
-        self.training.append(training)
-        self.spent += whole + training
-
-    def _guarded(self, work: Callable[[], None]) -> None:
+    @contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """Set torch up for this entrant; note what goes wrong, since an engine that cannot run here is a row too."""
         try:
-            set_precision(self.precision)  # it is the process's, and another may have run before
+            set_precision(self.precision)  # a setting of the process, which another entrant may have changed
             if self.way == "eager":
-                torch.backends.cudnn.deterministic = False  # as torch has it
-            work()
-        except Exception as error:  # an engine that cannot run here is a line in the table
+                torch.backends.cudnn.deterministic = False  # torch's default
+            yield
+        except Exception as error:
             text = str(error).strip() or "no reason given"
             own = isinstance(error, FeddpcError)
             self.error = (text if own else f"{type(error).__name__}: {text}").splitlines()[0]
 
-    @property
-    def evaluation(self) -> list[float]:
-        """What evaluation added, turn by turn."""
-        return [w - t for w, t in zip(self.whole, self.training, strict=True)]
-
     def row(self, base: Entrant) -> dict[str, Any]:
-        """Return what was found, as numbers: medians over turns, and the speed against ``base`` turn by turn."""
+        """Return the figures: medians over turns, and the speed relative to ``base``, turn by turn."""
         row: dict[str, Any] = {"way": self.way, "method": self.method, "precision": self.precision}
         if self.error or not self.whole:
             return row | {"error": self.error or "no turn was made"}
@@ -114,7 +105,7 @@ class Entrant:
         return row | {
             "round": whole,
             "training": statistics.median(self.training),
-            "evaluation": statistics.median(self.evaluation),
+            "evaluation": statistics.median(w - t for w, t in zip(self.whole, self.training, strict=True)),
             "slowest": max(self.whole),
             "rounds_a_second": 1 / whole,
             "speed": _ratio(base.whole, self.whole),
@@ -128,34 +119,34 @@ def _ratio(base: list[float], own: list[float]) -> float:
     return statistics.median(b / o for b, o in zip(base, own, strict=False))
 
 
-class Settings:
-    """The federation of a workload in every precision that is asked for; data and partition are made once."""
+class Workbench:
+    """The federation of a workload, set up once per precision; all share data and partition."""
 
     def __init__(self, workload: Workload, device: str) -> None:
         self.workload, self.data = workload, workload.data()
-        self.made: dict[str, Experiment] = {}
-        self.device = device
-        self.device = self[Config.precision].config.device
+        self.usual = build(workload.config(device=device), data=self.data)
+        self.device = self.usual.config.device
+        self.by_precision: dict[str, Experiment] = {Config.precision: self.usual}
 
-    def __getitem__(self, precision: str) -> Experiment:
-        if precision not in self.made:
-            first = next(iter(self.made.values()), None)
+    def experiment(self, precision: str) -> Experiment:
+        """Return the federation in one precision."""
+        if precision not in self.by_precision:
             config = self.workload.config(device=self.device, precision=precision)
-            self.made[precision] = build(config, data=self.data, partition=first.partition if first else None)
-        return self.made[precision]
+            self.by_precision[precision] = build(config, data=self.data, partition=self.usual.partition)
+        return self.by_precision[precision]
 
     def entrant(self, engine: str, method: str, precision: str) -> Entrant:
         """Return a way through one of the engines."""
 
         def build(evaluate: bool) -> Callable[[], object]:
             rule = methods.create(method)
-            # A copy of its own, as every run has: it knows the batches of the next round, and of no other.
-            experiment = replace(for_method(self[precision], rule), evaluates=evaluate)
+            # Every run has a copy of its own, which prepares the batches of this run's next round.
+            experiment = replace(for_method(self.experiment(precision), rule), evaluates=evaluate)
             machine = ENGINES[engine]()
             if why := machine.refuses(experiment.task):
                 raise BadInputError(why)
-            progress = RunState.begin(rule, experiment.w0, len(experiment.population))
-            return lambda: run_round(experiment, rule, machine, progress)
+            state = RunState.begin(rule, experiment.w0, len(experiment.population))
+            return lambda: run_round(experiment, rule, machine, state)
 
         return Entrant(engine, method, precision, build, self.device)
 
@@ -163,7 +154,7 @@ class Settings:
         """Return the plain loop, which is FedAvg: in float32, and on a GPU also with matrix units that round."""
 
         def build(evaluate: bool) -> Callable[[], object]:
-            plain = Eager(self[Config.precision])
+            plain = Eager(self.usual)
             return plain if evaluate else plain.train
 
         kinds = [Config.precision] if self.device == "cpu" else [Config.precision, "tf32"]
@@ -186,16 +177,16 @@ def measure(
     ``wanted`` precisions are crossed with all engines. By default all engines run in the usual one, and on a GPU the
     engine that was fastest in all but float64 too, which is for checking. Of two plain loops the faster one counts.
     """
-    settings = Settings(workload, device)
-    entrants = settings.eager() if against == "eager" else []
+    bench = Workbench(workload, device)
+    entrants = bench.eager() if against == "eager" else []
     for precision in wanted or [Config.precision]:
-        entrants += [settings.entrant(engine, name, precision) for name in names for engine in engines or ENGINES]
+        entrants += [bench.entrant(engine, name, precision) for name in names for engine in engines or ENGINES]
     _warm(entrants, tell)
-    fit = [e for e in entrants if not e.error and e.way != "eager"]
-    others = [p for p in precisions()[1:] if p != "float64"]
-    if wanted is None and fit and settings.device != "cpu":
-        fastest = min(fit, key=lambda e: e.last).way
-        more = [settings.entrant(fastest, name, precision) for name in names for precision in others]
+    able = [e for e in entrants if not e.error and e.way != "eager"]
+    if wanted is None and able and bench.device != "cpu":
+        fastest = min(able, key=lambda e: e.last).way
+        others = [p for p in choices_of("precision") if p not in (Config.precision, "float64")]
+        more = [bench.entrant(fastest, name, precision) for name in names for precision in others]
         _warm(more, tell)
         entrants += more
     _take_turns([e for e in entrants if not e.error], rounds, tell)
@@ -203,15 +194,11 @@ def measure(
         quicker = min(plain, key=lambda e: statistics.median(e.whole))
         entrants.sort(key=lambda e: e is not quicker)  # the others stay in their order
     base = next((e for e in entrants if not e.error), entrants[0])
-    config = settings[Config.precision].config
+    config = bench.usual.config
     return {
         "workload": workload.name,
         "title": workload.title,
-        "model": config.model,
-        "clients": config.clients,
-        "cohort": config.cohort,
-        "batch_size": config.batch_size,
-        "alpha": workload.alpha,
+        **{key: getattr(config, key) for key in ("model", "clients", "cohort", "batch_size", "alpha")},
         "train_images": workload.train,
         "test_images": workload.test,
         "compared_to": f"{base.way}, {base.method}, {base.precision}",

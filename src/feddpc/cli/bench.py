@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddpc.cli import flags
+from feddpc.config import choices_of
 from feddpc.errors import unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+
+    from feddpc.report.table import Table
 
 
+@flags.config_flags("device")
 def bench(
+    given: dict[str, Any],
     workload: Annotated[
         str | None, typer.Option(help="cifar10, cifar100, tiny or all. [default: cifar10 on a CPU, all on a GPU]")
     ] = None,
@@ -24,7 +29,6 @@ def bench(
         int | None,
         typer.Option(min=1, help="Turns of each engine. [default: as many as half a minute allows, 2 to 15]"),
     ] = None,
-    device: flags.Device = None,
     methods: Annotated[str, typer.Option(help="Names with commas between them.")] = "feddpc",
     engines: Annotated[str | None, typer.Option(help="Names with commas between them. [default: all]")] = None,
     precision: Annotated[
@@ -46,76 +50,56 @@ def bench(
         raise unknown("thing to run against", against, ["eager"])
     from rich.console import Console
 
-    from feddpc import methods as registry
     from feddpc.bench import machine, server, turns
     from feddpc.bench.workloads import WORKLOADS
     from feddpc.build import resolve_device
     from feddpc.runs.engine_choice import ENGINES
     from feddpc.storage import replace_text
 
-    names = flags.listed(methods, "--methods")
-    for name in names:
-        registry.get(name)
-    wanted = None if precision is None else _chosen("precision", precision, turns.precisions())
-    machines = None if engines is None else _chosen("engine", engines, list(ENGINES))
-    place = resolve_device(device or "auto")
-    chosen = _workloads(workload, place, list(WORKLOADS))
-    console, log = Console(), Console(stderr=True)
-    spoken = log.is_terminal and not quiet
+    names = flags.method_names(methods, None) or []
+    device = resolve_device(given.get("device", "auto"))
+    usual = list(WORKLOADS)[: 1 if device == "cpu" else None]
+    chosen = _select("workload", workload, list(WORKLOADS)) or usual
+    options: dict[str, Any] = {
+        "wanted": _select("precision", precision, choices_of("precision")),
+        "engines": _select("engine", engines, list(ENGINES)),
+        "against": against,
+        "rounds": rounds or (2 if quick else None),
+    }
+    console, log = Console(quiet=quiet or as_json), Console(stderr=True)
+    speak = log.is_terminal and not quiet
 
     def tell(text: str) -> None:
-        if spoken:
+        if speak:
             log.print(text, style="dim", highlight=False)
 
-    found: dict[str, Any] = {"machine": machine.describe(place), "workloads": [], "server": []}
-    show = not (quiet or as_json)
-    if show:
-        console.print(_headline(found["machine"]), highlight=False, soft_wrap=True)
+    figures: dict[str, Any] = {"machine": machine.describe(device), "workloads": [], "server": []}
+    console.print(_headline(figures["machine"]), highlight=False, soft_wrap=True)
     for name in chosen:
         tell(f"{name}: making data")
         work = WORKLOADS[name].quick() if quick else WORKLOADS[name]
-        result = turns.measure(
-            work,
-            device=place,
-            names=names,
-            wanted=wanted,
-            engines=machines,
-            against=against,
-            rounds=rounds or (2 if quick else None),
-            tell=tell,
-        )
-        found["workloads"].append(result)
-        if show:
-            _print(console, _about(result), rounds_table(result), result["rows"])
+        result = turns.measure(work, device=device, names=names, tell=tell, **options)
+        figures["workloads"].append(result)
+        _print(console, rounds_table(result), result["rows"])
     tell("server step")
-    found["server"] = server.measure(server.RESNET18 // (10 if quick else 1), device=place)
-    if show:
-        title = f"Server step, {found['server'][0]['parameters']:,} parameters, 10 clients, against reading all twice"
-        _print(console, title, server_table(found["server"]), found["server"])
+    rows = figures["server"] = server.measure(server.RESNET18 // (10 if quick else 1), device=device)
+    _print(console, server_table(rows), rows)
     if out:
-        replace_text(out, json.dumps(found, indent=1) + "\n")
-        if show:
-            console.print(f"\nfigures: {out}", highlight=False, soft_wrap=True)
+        replace_text(out, json.dumps(figures, indent=1) + "\n")
+        console.print(f"\nfigures: {out}", highlight=False, soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(figures))
 
 
-def _chosen(kind: str, text: str, valid: list[str]) -> list[str]:
-    names = valid if text == "all" else flags.listed(text, kind)
+def _select(kind: str, text: str | None, valid: Sequence[str]) -> list[str] | None:
+    """Read names with commas between them, or ``all``; None if the flag was not given."""
+    if text is None:
+        return None
+    names = list(valid) if text == "all" else flags.listed(text, kind)
     for name in names:
         if name not in valid:
             raise unknown(kind, name, [*valid, "all"])
     return names
-
-
-def _workloads(name: str | None, device: str, valid: list[str]) -> list[str]:
-    if name is None:
-        return valid[:1] if device == "cpu" else valid
-    if name == "all":
-        return valid
-    if name not in valid:
-        raise unknown("workload", name, [*valid, "all"])
-    return [name]
 
 
 def _headline(facts: dict[str, Any]) -> str:
@@ -127,51 +111,40 @@ def _headline(facts: dict[str, Any]) -> str:
     )
 
 
-def _about(result: dict[str, Any]) -> str:
-    return (
-        f"{result['title']}, {result['cohort']} of {result['clients']} clients, alpha {result['alpha']}, batch "
-        f"{result['batch_size']}, {result['test_images']:,} test images a round; speed 1 is {result['compared_to']}.\n"
-        f"ms: a round, median over {_turns(result)} turns; train: one without evaluation; eval: the difference; "
-        "first: seconds of the first two rounds, compilation included."
-    )
-
-
-def _turns(result: dict[str, Any]) -> str:
-    made = sorted({row["turns"] for row in result["rows"] if "turns" in row}) or [0]
-    return " to ".join(dict.fromkeys(str(n) for n in (made[0], made[-1])))
-
-
-def _print(console: Console, title: str, table: Table, rows: list[dict[str, Any]]) -> None:
-    """Print a table, and below it why some of its lines are empty."""
-    console.print(f"\n{title}", highlight=False, soft_wrap=True)
-    console.print(table)
+def _print(console: Console, table: Table, rows: list[dict[str, Any]]) -> None:
+    """Print a table, and below it why some of its rows are empty."""
+    console.print(f"\n{table.title}", highlight=False, soft_wrap=True)
+    console.print(table.rich())
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if "error" in row:
-            what = " ".join(row[k] for k in ("way", "method", "precision") if k in row)
+            what = " ".join(row[key] for key in ("way", "method", "precision") if key in row)
             reasons.setdefault(row["error"], []).append(what)
-    for reason, whats in reasons.items():
-        console.print(f"{', '.join(whats)} cannot run: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for reason, entrants in reasons.items():
+        console.print(f"{', '.join(entrants)} cannot run: {reason}", highlight=False, markup=False, soft_wrap=True)
 
 
 def rounds_table(result: dict[str, Any]) -> Table:
     """Return a workload's rows as a table; milliseconds, medians over turns."""
-    from rich.table import Table
+    from feddpc.report.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("way", "method", "type"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("ms", "train", "eval", "per s", "speed", "first"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    made = sorted({row["turns"] for row in result["rows"] if "turns" in row}) or [0]
+    turns = " to ".join(dict.fromkeys(str(n) for n in (made[0], made[-1])))
+    title = (
+        f"{result['title']}, {result['cohort']} of {result['clients']} clients, alpha {result['alpha']}, batch "
+        f"{result['batch_size']}, {result['test_images']:,} test images per round; speed 1 is "
+        f"{result['compared_to']}.\nms: a round, median over {turns} turns; train: one without evaluation; eval: the "
+        "difference; first: seconds of the first two rounds, compilation included."
+    )
+    rows = []
     for row in result["rows"]:
-        first = [row["way"], row["method"], row["precision"]]
-        if "error" in row:
-            table.add_row(*first, "-")
-            continue
-        times = [_milliseconds(row[k]) for k in ("round", "training", "evaluation")]
-        rest = [f"{row['rounds_a_second']:.3g}", f"{row['speed']:.2f}", f"{row['warm_up']:.1f}"]
-        table.add_row(*first, *times, *rest)
-    return table
+        cells = ["-"] * 6
+        if "error" not in row:
+            times = [_milliseconds(row[key]) for key in ("round", "training", "evaluation")]
+            cells = [*times, f"{row['rounds_a_second']:.3g}", f"{row['speed']:.2f}", f"{row['warm_up']:.1f}"]
+        rows.append([row["way"], row["method"], row["precision"], *cells])
+    headings = ("way", "method", "type", "ms", "train", "eval", "per s", "speed", "first")
+    return Table("rounds", title, headings, rows, text_columns=frozenset({"method", "type"}))
 
 
 def _milliseconds(seconds: float) -> str:
@@ -185,18 +158,14 @@ def _milliseconds(seconds: float) -> str:
 
 def server_table(rows: list[dict[str, Any]]) -> Table:
     """Return the rows of the server step as a table."""
-    from rich.table import Table
+    from feddpc.report.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("rule", no_wrap=True)
-    for heading in ("ms", "two reads", "over", "GB/s read"):
-        table.add_column(heading, justify="right")
+    title = f"Server step, {rows[0]['parameters']:,} parameters, 10 clients, against reading all twice"
+    lines = []
     for row in rows:
-        if "error" in row:
-            table.add_row(row["way"], "-")
-            continue
-        figures = [1e3 * row["seconds"], 1e3 * row["two_reads"]]
-        table.add_row(
-            row["way"], *(f"{f:.3g}" for f in figures), f"{row['over']:.2f}", f"{row['gigabytes_a_second']:.3g}"
-        )
-    return table
+        cells = ["-"] * 4
+        if "error" not in row:
+            times = [f"{1e3 * row[key]:.3g}" for key in ("seconds", "two_reads")]
+            cells = [*times, f"{row['over']:.2f}", f"{row['gigabytes_a_second']:.3g}"]
+        lines.append([row["way"], *cells])
+    return Table("server", title, ("rule", "ms", "two reads", "over", "GB/s read"), lines)

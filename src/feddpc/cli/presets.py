@@ -15,19 +15,17 @@ def presets(
 ) -> None:
     """List the presets, or print one as a complete configuration."""
     from feddpc.config import write_toml
-    from feddpc.paper import presets as known
+    from feddpc.paper.presets import PRESETS, preset, scales
 
     if name is not None:
-        given = {} if scale is None else {"scale": scale}
-        typer.echo(write_toml(known.PRESETS[known.known(name)](method, alpha=alpha, **given).asdict()), nl=False)
+        typer.echo(write_toml(preset(name, method, alpha=alpha, scale=scale).asdict()), nl=False)
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "what it is", "scale", "rounds", "shortened", box=None, pad_edge=False)
-    for preset, make in known.PRESETS.items():
-        about = str(make.__doc__).partition("\n")[0].rstrip(".")
-        for i, size in enumerate(known.scales(preset).values()):
-            first = (preset, about) if i == 0 else ("", "")
-            table.add_row(*first, size.name, str(make(scale=size.name).rounds), size.short)
+    for data, about in PRESETS.items():
+        for i, size in enumerate(scales(data).values()):
+            first = (data, about) if i == 0 else ("", "")
+            table.add_row(*first, size.name, str(preset(data, scale=size.name).rounds), size.short)
     Console(width=max(Console().width, 140)).print(table)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from feddpc.paper.results import Report
-    from feddpc.paper.study_spec import StudySpec
-    from feddpc.paper.verdicts import Finding
     from feddpc.report.table import Table
     from feddpc.study.workers import Workers
 
@@ -49,87 +45,55 @@ INDENT = 16
 NAMED = 20
 
 
+def _option(help: str, *names: str, panel: str = flags.EXPERIMENT, **facts: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **facts)
+
+
+@flags.config_flags("rounds", "device", "engine", "precision", defaults={"rounds": "those of the scale"})
 def reproduce(
     context: typer.Context,
+    given: dict[str, Any],
     data: Annotated[
         str | None,
-        typer.Option(
-            help="cifar10, cifar100, tiny-imagenet or digits; several with commas. [default: the paper's]",
-            rich_help_panel=flags.EXPERIMENT,
-        ),
+        _option("cifar10, cifar100, tiny-imagenet or digits; several with commas. [default: the paper's]"),
     ] = None,
     alpha: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers with commas between them. [default: 0.2,0.6; 0.2 for figures 4 and 5]",
-            rich_help_panel=flags.EXPERIMENT,
-        ),
+        str | None, _option("Numbers with commas between them. [default: 0.2,0.6; 0.2 for figures 4 and 5]")
     ] = None,
-    seeds: Annotated[
-        str, typer.Option(help="Numbers with commas between them.", rich_help_panel=flags.EXPERIMENT)
-    ] = "0,1,2,3,4",
+    seeds: Annotated[str, _option("Numbers with commas between them.")] = "0,1,2,3,4",
     grid: Annotated[
         bool,
-        typer.Option(
+        _option(
+            "Run the paper's whole grid first, to find the best settings; or use settings that are known.",
             "--grid/--tuned",
-            help="First the paper's whole grid, to find the best settings; or only those found before.",
-            rich_help_panel=flags.EXPERIMENT,
         ),
     ] = False,
     select: Annotated[
-        str,
-        typer.Option(
-            help="Use the settings that were best on: test, as in the paper, or validation (held out).",
-            rich_help_panel=flags.EXPERIMENT,
-        ),
+        str, _option("Use the settings that were best on: test, as in the paper, or validation (held out).")
     ] = "test",
     scale: Annotated[
         str | None,
-        typer.Option(
-            help="paper, small or tiny: shortened versions, which say so. [default: paper; small for digits]",
-            rich_help_panel=flags.EXPERIMENT,
-        ),
+        _option("paper, small or tiny: shortened versions, which say so. [default: paper; small for digits]"),
     ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Rounds, if not those of the scale.", rich_help_panel=flags.EXPERIMENT),
-    ] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Only these rows of Table 2, with commas. [default: all]", rich_help_panel=flags.EXPERIMENT),
-    ] = None,
-    grid_seeds: Annotated[
-        str, typer.Option(help="Seeds of the grid; the paper has one.", rich_help_panel=flags.EXPERIMENT)
-    ] = "0",
-    grid_rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Rounds of the grid. [default: those of the table]", rich_help_panel=flags.EXPERIMENT),
-    ] = None,
-    rates: Annotated[
-        str | None, typer.Option(help="Only these rates of the grid.", rich_help_panel=flags.EXPERIMENT)
-    ] = None,
-    values: Annotated[
-        str | None,
-        typer.Option(help="Only these values of the grid's second parameter.", rich_help_panel=flags.EXPERIMENT),
-    ] = None,
-    device: flags.Device = None,
-    engine: flags.Engine = None,
-    precision: flags.Precision = None,
+    methods: Annotated[str | None, _option("Only these rows of Table 2, with commas. [default: all]")] = None,
+    grid_seeds: Annotated[str, _option("Seeds of the grid; the paper has one.")] = "0",
+    grid_rounds: Annotated[int | None, _option("Rounds of the grid. [default: those of the table]", min=1)] = None,
+    rates: Annotated[str | None, _option("Only these rates of the grid.")] = None,
+    values: Annotated[str | None, _option("Only these values of the grid's second parameter.")] = None,
     processes: Annotated[
         int | None,
-        typer.Option(
+        _option(
+            "Processes on this machine, one thread each. [default: this one; for digits one per core]",
+            panel=flags.EXECUTION,
             min=1,
-            help="Processes of this machine, one thread each. [default: this one; for digits one per core]",
-            rich_help_panel=flags.TRAINING,
         ),
     ] = None,
     at_once: flags.AtOnce = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for all results; what is there is not run again.", rich_help_panel=flags.OUTPUT)
-    ] = Path("runs/reproduce"),
+    out: Annotated[Path, _option("Folder for all results; finished runs are not repeated.", panel=flags.OUTPUT)] = Path(
+        "runs/reproduce"
+    ),
     report_only: Annotated[
-        bool,
-        typer.Option("--report-only", help="Run nothing: report what is there.", rich_help_panel=flags.OUTPUT),
+        bool, _option("Run nothing: report the runs that exist.", "--report-only", panel=flags.OUTPUT)
     ] = False,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
@@ -139,51 +103,60 @@ def reproduce(
 
     from feddpc.cli.display import Many
     from feddpc.paper import results
-    from feddpc.paper.presets import PRESETS
+    from feddpc.paper.presets import default_scale, preset
     from feddpc.paper.study_spec import StudySpec, data_of
     from feddpc.runs.runner import Stop
 
     target = str(context.info_name)
     wanted = data_of(target, None if data is None else flags.listed(data, "--data"))
-    execution = {"device": device, "engine": engine, "precision": precision}
-    given: dict[str, Any] = {
-        "alphas": None if alpha is None else _numbers(alpha, "--alpha"),
+    chosen: dict[str, Any] = {
+        "alphas": _numbers(alpha, "--alpha"),
         "seeds": tuple(flags.seed_numbers(seeds, None) or ()),
         "grid_seeds": tuple(flags.seed_numbers(grid_seeds, None) or ()),
         "grid_rounds": grid_rounds,
         "select": select,
-        "rounds": rounds,
         "rows": None if methods is None else tuple(flags.listed(methods, "--methods")),
-        "rates": None if rates is None else _numbers(rates, "--rates"),
-        "values": None if values is None else _numbers(values, "--values"),
-        "execution": {k: v for k, v in execution.items() if v is not None},
+        "rates": _numbers(rates, "--rates"),
+        "values": _numbers(values, "--values"),
+        "changes": given,
     }
-    given = {k: v for k, v in given.items() if v is not None}
-    specs = [StudySpec(name, scale or _usual(name), **given) for name in wanted]
+    chosen = {k: v for k, v in chosen.items() if v is not None}
+    specs = [StudySpec(name, scale or default_scale(name), **chosen) for name in wanted]
     if not report_only and target != "table1":
         results.require_data(list(wanted))
     speak = not (quiet or as_json)
-    costs = _table1(specs, out) if target in ("table1", "all") else []
+    costs: list[Table] = []
+    for spec in specs if target in ("table1", "all") else ():
+        costs += results.write_table1(spec, results.Folders.of(out, spec))
     for table in costs if speak else ():
         _show_table(table)
     stop, reports = Stop(), []
     with stop.on_interrupt():
         for spec in specs if target != "table1" else ():
+            model = preset(spec.data, scale=spec.scale).model
+            count = at_once or flags.usual_at_once(given.get("device"), spec.data, model)
             with Many(Console(stderr=True), spec.data, quiet=report_only or not speak) as progress:
-                model = PRESETS[spec.data](scale=spec.scale).model
-                count = at_once or flags.usual_at_once(device, spec.data, model)
-                options = results.RunOptions(report_only, _workers(spec.data, processes, count), progress, stop)
-                folders = results.Folders.of(out, spec)
-                reports.append(results.reproduce(spec, wanted[spec.data], folders, options, grid=grid))
-            if reports[-1].failures:
+                report = results.reproduce(
+                    spec,
+                    wanted[spec.data],
+                    results.Folders.of(out, spec),
+                    grid=grid,
+                    report_only=report_only,
+                    workers=_workers(spec.data, processes, count),
+                    on_progress=progress,
+                    stop=stop,
+                )
+            reports.append(report)
+            if report.failures:
                 remedy = f"the same `feddpc reproduce {target}` with --report-only draws them later"
-                typer.echo(f"warning: {'; '.join(reports[-1].failures)}; the records are complete, {remedy}", err=True)
+                typer.echo(f"warning: {'; '.join(report.failures)}; the records are complete, {remedy}", err=True)
             if speak:
-                _show(reports[-1])
+                _show(report)
             if stop.wanted:
                 break
     if as_json:
-        typer.echo(json.dumps({"studies": [_as_dict(r) for r in reports], "table1": [t.as_dict() for t in costs]}))
+        tables = [table.as_dict() for table in costs]
+        typer.echo(json.dumps({"studies": [report.as_dict() for report in reports], "table1": tables}))
     if stop.wanted:
         raise typer.Exit(130)
     if any(report.missing for report in reports):
@@ -225,15 +198,10 @@ def docs(
         typer.echo(str(path))
 
 
-def _usual(data: str) -> str:
-    """Return the scale of a data set if none is asked for."""
-    return "small" if data == "digits" else "paper"
-
-
-def _numbers(text: str, flag: str) -> tuple[float, ...]:
-    """Read numbers with commas between them."""
+def _numbers(text: str | None, flag: str) -> tuple[float, ...] | None:
+    """Read numbers with commas between them; None if the flag was not given."""
     try:
-        return tuple(float(item) for item in flags.listed(text, flag))
+        return None if text is None else tuple(float(item) for item in flags.listed(text, flag))
     except ValueError:
         raise BadInputError(f"{flag} {text!r}: write numbers with commas between them") from None
 
@@ -246,30 +214,14 @@ def _workers(data: str, count: int | None, at_once: int) -> Workers:
     return InProcess(at_once=at_once) if count == 1 else Processes(count, at_once=at_once)
 
 
-def _table1(specs: Sequence[StudySpec], out: Path) -> list[Table]:
-    """Write Table 1 of each data set, which needs neither runs nor data, and return all."""
-    from feddpc.paper import costs
-    from feddpc.paper.results import Folders
-    from feddpc.storage import make_folder, replace_text
-
-    tables = []
-    for spec in specs:
-        folder = Folders.of(out, spec).results
-        make_folder(folder)
-        for table in costs.table1(spec.data, spec.scale):
-            replace_text(folder / f"{table.name}.csv", table.csv())
-            tables.append(table)
-    return tables
-
-
 def _show(report: Report) -> None:
     """Print the tables and findings of a report, and what is missing."""
     from rich.padding import Padding
     from rich.text import Text
 
-    for table in _tables(report):
+    for table in report.tables:
         _show_table(table)
-    console, judged = _console(), _findings(report)
+    console, judged = _console(), report.findings
     if judged:
         console.print(f"\nWhat holds, {report.study.title}", style="bold", highlight=False)
     for finding in judged:
@@ -281,7 +233,7 @@ def _show(report: Report) -> None:
         console.print(str(path), highlight=False, markup=False)
     if report.missing:
         console.print(f"\n{len(report.missing)} runs are missing; the same command runs them:", style="yellow")
-        for text in _missing(report)[:NAMED]:
+        for text in report.describe_missing()[:NAMED]:
             console.print(f"  {text}", highlight=False, markup=False)
         if len(report.missing) > NAMED:
             console.print(f"  and {len(report.missing) - NAMED} more")
@@ -293,33 +245,6 @@ def _show_table(table: Table) -> None:
     console.print(table.rich())
     for note in table.notes:
         console.print(note, style="dim", highlight=False, markup=False)
-
-
-def _as_dict(report: Report) -> dict[str, Any]:
-    return {
-        "title": report.study.title,
-        "tables": [table.as_dict() for table in _tables(report)],
-        "findings": [dataclasses.asdict(finding) for finding in _findings(report)],
-        "missing": _missing(report),
-        "files": [str(path) for path in report.paths],
-    }
-
-
-def _tables(report: Report) -> list[Table]:
-    from feddpc.paper import documents
-
-    return [table for part in report.parts for table in documents.part_tables(report.study, part)]
-
-
-def _findings(report: Report) -> list[Finding]:
-    from feddpc.paper.claims import findings
-
-    return [finding for finding in findings(report.study) if finding.part in report.parts]
-
-
-def _missing(report: Report) -> list[str]:
-    """Return the runs that have not ended, and why."""
-    return [": ".join(filter(None, (r.spec.name, r.status, r.message))) for r in report.missing]
 
 
 def _console() -> Console:

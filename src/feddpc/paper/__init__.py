@@ -1,1 +1,1 @@
-"""The paper's tables and figures, run again: what to run, our results next to the reported ones, what holds."""
+"""Reproduction of the paper: which runs to make, our results next to the reported ones, and which claims hold."""

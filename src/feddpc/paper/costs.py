@@ -15,6 +15,14 @@ from feddpc.runs.costs import POPULATION, Measured, measure
 STEPS = 2
 #: How far a measured ratio may be from the formula's and still be called the same.
 FACTOR = 2.0
+_LOCAL_HEADINGS = (
+    *("method", "paper", "operations", "of FedAvg's", "gradients a step"),
+    *("work, paper", "measured", "agrees"),
+)
+_SERVER_HEADINGS = (
+    *("method", "paper", "operations", "work, paper", "measured", "agrees"),
+    *("state, paper", "server", "client", "agree", "down", "up"),
+)
 _STATE = {"-": 0, "d": 1, "k'd": POPULATION}
 _LOCAL = (
     "Operations: the paper's formula for this model, with m for a client of average size. Gradients a step are "
@@ -37,7 +45,7 @@ def measured() -> dict[str, Measured]:
 
 def parameters(data: str, scale: str) -> int:
     """Return d of a data set's model; the data need not be here."""
-    config, known = presets.PRESETS[data](scale=scale), spec(data)
+    config, known = presets.preset(data, scale=scale), spec(data)
     shape = {"classes": known.classes, "channels": known.shape[2], "size": known.shape[0]}
     model = models.make(config.model, **shape, **config.model_options)
     return sum(p.numel() for p in model.parameters())
@@ -45,20 +53,27 @@ def parameters(data: str, scale: str) -> int:
 
 def table1(data: str, scale: str) -> list[Table]:
     """Return Table 1 for a data set: the clients' costs, and the server's."""
-    config = presets.PRESETS[data](scale=scale)
+    config = presets.preset(data, scale=scale)
     d, n, k = parameters(data, scale), config.batch_size or 1, config.cohort
     m = math.ceil(spec(data).train / config.clients / n)
+    fedavg, base = measured()["fedavg"], published.TABLE1["fedavg"]
+    local, server = [], []
+    for name, formula in published.TABLE1.items():
+        mine, title, operations = measured()[name], methods.get(name).title, formula.local(m, n)
+        work = _compared(formula.vectors(STEPS) / base.vectors(STEPS), mine.client_work / fedavg.client_work)
+        of_fedavg = f"{operations / base.local(m, n):.4f}"
+        local.append([title, formula.local_text, f"{operations * d:.4g}", of_fedavg, f"{mine.gradients:g}", *work])
+        work = _compared(formula.server(POPULATION) / base.server(POPULATION), mine.server_work / fedavg.server_work)
+        held = round(mine.server_state + POPULATION * mine.client_state)
+        states = [formula.state, f"{mine.server_state:.3g}", f"{mine.client_state:.3g}"]
+        states += [agreement(held, _STATE[formula.state]), f"{mine.down:g}", f"{mine.up:g}"]
+        server.append([title, formula.server_text, f"{formula.server(k) * d:.4g}", *work, *states])
     about = f"{published.TITLES[data]}, {config.model}, d = {d:,}, m = {m} batches of n = {n}, k' = {k}"
-    local = ("method", "paper", "operations", "of FedAvg's", "gradients a step", "work, paper", "measured", "agrees")
-    server = ("method", "paper", "operations", "work, paper", "measured", "agrees")
-    states = ("state, paper", "server", "client", "agree", "down", "up")
     text = frozenset({"paper", "agrees", "agree", "state, paper"})
-    rows = [_local(name, d, m, n) for name in published.TABLE1]
-    more = [[*_server(name, d, k), *_states(name)] for name in published.TABLE1]
     return [
-        Table("table1-local", f"Table 1, local costs, {about}", local, rows, [_LOCAL], text_columns=text),
+        Table("table1-local", f"Table 1, local costs, {about}", _LOCAL_HEADINGS, local, [_LOCAL], text_columns=text),
         Table(
-            "table1-server", f"Table 1, server costs, {about}", (*server, *states), more, [_SERVER], text_columns=text
+            "table1-server", f"Table 1, server costs, {about}", _SERVER_HEADINGS, server, [_SERVER], text_columns=text
         ),
     ]
 
@@ -75,45 +90,6 @@ def agreement(found: float, stated: float) -> str:
     return "yes" if 1 / FACTOR <= ratio <= FACTOR else f"{ratio:.2g} times it"
 
 
-def _local(name: str, d: int, m: int, n: int) -> list[str]:
-    formula, base = published.TABLE1[name], published.TABLE1["fedavg"]
-    mine, plain = measured()[name], measured()["fedavg"]
-    stated, found = formula.vectors(STEPS) / base.vectors(STEPS), mine.client_work / plain.client_work
-    total = formula.local(m, n)
-    return [
-        methods.get(name).title,
-        formula.local_text,
-        f"{total * d:.4g}",
-        f"{total / base.local(m, n):.4f}",
-        f"{mine.gradients:g}",
-        f"{stated:.2f}",
-        f"{found:.2f}",
-        agreement(found, stated),
-    ]
-
-
-def _server(name: str, d: int, k: int) -> list[str]:
-    formula, base = published.TABLE1[name], published.TABLE1["fedavg"]
-    stated = formula.server(POPULATION) / base.server(POPULATION)
-    found = measured()[name].server_work / measured()["fedavg"].server_work
-    return [
-        methods.get(name).title,
-        formula.server_text,
-        f"{formula.server(k) * d:.4g}",
-        f"{stated:.2f}",
-        f"{found:.2f}",
-        agreement(found, stated),
-    ]
-
-
-def _states(name: str) -> list[str]:
-    stated, mine = published.TABLE1[name].state, measured()[name]
-    held = round(mine.server_state + POPULATION * mine.client_state)
-    return [
-        stated,
-        f"{mine.server_state:.3g}",
-        f"{mine.client_state:.3g}",
-        agreement(held, _STATE[stated]),
-        f"{mine.down:g}",
-        f"{mine.up:g}",
-    ]
+def _compared(stated: float, found: float) -> list[str]:
+    """Return an amount of work by the formula, as measured, and whether they agree."""
+    return [f"{stated:.2f}", f"{found:.2f}", agreement(found, stated)]

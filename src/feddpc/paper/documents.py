@@ -8,21 +8,16 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-import numpy as np
-
 from feddpc.paper import costs, figures, published, tables
 from feddpc.paper.claims import findings
-from feddpc.paper.presets import PRESETS
+from feddpc.paper.presets import preset
 from feddpc.paper.study import Study, all_runs
 from feddpc.paper.study_spec import label
-from feddpc.paper.verdicts import contests, standing
-from feddpc.report.table import Table
-from feddpc.storage import explain_os_errors, replace_file, replace_text
+from feddpc.paper.verdicts import compare, standing
+from feddpc.storage import make_folder, replace_file, replace_text
 
 #: The parts that have runs, in the order in which they are shown.
 PARTS = ("grid", "table2", "figure4", "figure5")
-#: How many of the most frequent colors of a picture are kept exactly when its palette is reduced.
-_EXACT = 64
 _CAPTIONS = {
     "table2": "Best accuracy, ours next to the paper's",
     "curves": "Accuracy and loss over rounds; the band is from the lowest to the highest seed",
@@ -33,16 +28,6 @@ _CAPTIONS = {
 }
 
 
-def part_tables(study: Study, part: str) -> list[Table]:
-    """Return the tables of a part."""
-    if part == "grid":
-        return [tables.grid(study, alpha) for alpha in study.alphas("grid")]
-    if part == "table2":
-        pairs = [(tables.table2(study, a), tables.comparisons(study, a)) for a in study.alphas("table2")]
-        return [table for pair in pairs for table in pair if table is not None]
-    return [tables.figure(study, part, alpha) for alpha in study.alphas(part)]
-
-
 def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> str:
     """Return a study as Markdown; ``pictures`` are addresses of figures by name."""
     blocks = [f"## {study.title[0].upper()}{study.title[1:]}"]
@@ -50,7 +35,7 @@ def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> 
         made_with = ", ".join(f"{k} {v}" for k, v in study.origin["machine"].items())
         blocks.append(f"Run with {made_with}. {_spent(study)}".strip())
     for part in parts:
-        blocks += [table.markdown() for table in part_tables(study, part)]
+        blocks += [table.markdown() for table in tables.of_part(study, part)]
     for name, where in pictures.items():
         blocks.append(f"![{_CAPTIONS[name.partition('-alpha')[0]]}, {study.title}]({where})")
     judged = [f for f in findings(study) if f.part in parts]
@@ -78,18 +63,15 @@ def render(studies: Sequence[Study], images: str) -> str:
 
 def write(studies: Sequence[Study], path: Path, images: Path) -> list[Path]:
     """Write the document of ``studies`` to ``path``, its figures below the folder ``images``; return all paths."""
-    made = [path]
+    pictures: list[Path] = []
     for study in studies:
-        folder = images / _folder(study)
-        with explain_os_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        made += figures.draw_all(study, folder, PARTS)
-    for picture in made[1:]:
-        _slim(picture)
-    with explain_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(images / _folder(study))
+        pictures += figures.draw_all(study, images / _folder(study), PARTS)
+    for picture in pictures:
+        _reduce_colors(picture)
+    make_folder(path.parent)
     replace_text(path, render(studies, Path(os.path.relpath(images, path.parent)).as_posix()))
-    return made
+    return [path, *pictures]
 
 
 def _folder(study: Study) -> str:
@@ -113,7 +95,7 @@ def _spent(study: Study) -> str:
 
 def _papers(data: str) -> tuple[int, int, float]:
     """Return the cells of Table 2 for a data set, their rounds, and the seconds of these on the paper's machine."""
-    each, seconds = PRESETS[data](scale="paper").rounds, published.SECONDS[data].values()
+    each, seconds = preset(data, scale="paper").rounds, published.SECONDS[data].values()
     cells = len(published.ALPHAS) * len(seconds)
     return cells, cells * each, len(published.ALPHAS) * each * sum(seconds)
 
@@ -133,7 +115,7 @@ def _summary(studies: Sequence[Study]) -> str:
     for study in studies:
         verdicts = [f.verdict for f in findings(study) if f.line is not None]
         counts = [str(verdicts.count(v)) for v in ("holds", "does not hold", "cannot be told")]
-        seeds = sorted({len(row.scores) for row in study.rows if row.line.part != "grid"})
+        seeds = sorted({len(row.scores) for row in study.rows if row.part != "grid"})
         many = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else "".join(map(str, seeds)) or "0"
         lines.append(f"| {study.title} | {many} | {' | '.join(counts)} |")
     return "\n".join([*lines, "", *(line for study in studies for line in _orders(study)), *_together(studies)])
@@ -161,7 +143,7 @@ def _orders(study: Study) -> list[str]:
     """Return the best accuracies of all methods, the highest first, ours and then the paper's: a line for an alpha."""
     lines = []
     for alpha in study.alphas("table2"):
-        ours = {row.line.label: 100 * about.mean for row in study.part("table2", alpha) if (about := row.about("best"))}
+        ours = {row.label: 100 * about.mean for row in study.part("table2", alpha) if (about := row.estimate("best"))}
         theirs = {label(name): cell.accuracy for name, cell in study.reported(alpha).items()}
         mine, other = (
             " > ".join(f"{name} {value:.1f}" for name, value in sorted(column.items(), key=lambda c: -c[1]))
@@ -176,34 +158,21 @@ def _orders(study: Study) -> list[str]:
 
 def _decided(study: Study, alpha: float) -> str:
     """Say in words above which rows FedDPC is, and below which, as far as its seeds can tell."""
-    ours = study.find("table2", alpha, "feddpc")
-    rivals = [row for row in study.part("table2", alpha) if row is not ours]
-    if ours is None or not rivals:
-        return ""
-    seeds = len(ours.scores)
-    if seeds < 2:
+    ours, rivals = study.ours_and_rivals(alpha)
+    seeds = len(ours.scores) if ours and rivals else 0
+    if ours is None or seeds < 2:
         return "One seed: nothing is decided." if seeds else ""
-    places = standing(contests(ours, rivals, "best"))
+    places = standing(compare(ours, rivals, "best"))
     if not places["above"] and not places["below"]:
         return f"Over {seeds} seeds nothing is decided."
     words = [f"{place} {' / '.join(names)}" for place, names in places.items() if names]
     return f"Decided over {seeds} seeds: FedDPC is {'; '.join(words)}."
 
 
-def _slim(picture: Path) -> None:
+def _reduce_colors(picture: Path) -> None:
     """Reduce a picture to 256 colors, the most frequent ones unchanged: a third of the bytes in the repository."""
     from PIL import Image
 
-    with Image.open(picture) as opened:
-        image = opened.convert("RGB")
-    pixels = np.asarray(image).astype(np.int32) @ (1 << 16, 1 << 8, 1)
-    colors, places, counts = np.unique(pixels, return_inverse=True, return_counts=True)
-    about = image.quantize(256 - _EXACT, dither=Image.Dither.NONE)
-    exact = np.argsort(-counts, kind="stable")[:_EXACT]
-    numbers = np.full(len(colors), -1)
-    numbers[exact] = 256 - _EXACT + np.arange(len(exact))
-    mine = numbers[places].reshape(pixels.shape)
-    few = Image.fromarray(np.where(mine < 0, np.asarray(about), mine).astype(np.uint8))
-    palette = bytes(about.getpalette() or []).ljust(3 * 256, b"\0")[: 3 * (256 - _EXACT)]
-    few.putpalette(palette + b"".join(int(color).to_bytes(3, "big") for color in colors[exact]))
+    with Image.open(picture) as image:
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     replace_file(picture, lambda temporary: few.save(temporary, format="PNG", optimize=True))

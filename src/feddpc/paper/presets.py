@@ -1,4 +1,4 @@
-"""The paper's settings as functions that return complete configurations, and shorter versions that say they are.
+"""The paper's settings as complete configurations, and shorter versions that say what they leave out.
 
 What the paper leaves open is settled here, once: both rates are equal; LeNet5 is variant A; ResNet18 has the 7x7 stem
 and GroupNorm with 2 groups; images are scaled to [-1, 1] by (x / 255 - 0.5) / 0.5, with which FedDPC and FedAvg came
@@ -7,7 +7,7 @@ near the paper's accuracies on CIFAR-10 where other scalings did not; nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,47 +36,6 @@ PAPER: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How much of an experiment is run; ``short`` is empty for the whole and otherwise says what was cut."""
-
-    name: str
-    values: Mapping[str, Any]
-    short: str = ""
-
-
-def cifar10(method: str = "feddpc", *, scale: str = "paper", **changes: Any) -> Config:
-    """CIFAR-10, LeNet5, 400 rounds.
-
-    >>> config = cifar10("fedprox", alpha=0.6, lr=0.01, hyper={"mu": 0.001})
-    >>> config.rounds, config.server_lr, config.partition_options
-    (400, 0.01, {'min_size': 10, 'alpha': 0.6})
-    """
-    return _config("cifar10", method, scale, changes)
-
-
-def cifar100(method: str = "feddpc", *, scale: str = "paper", **changes: Any) -> Config:
-    """CIFAR-100, ResNet18 with GroupNorm, 800 rounds."""
-    return _config("cifar100", method, scale, changes)
-
-
-def tiny_imagenet(method: str = "feddpc", *, scale: str = "paper", **changes: Any) -> Config:
-    """Tiny ImageNet, ResNet18 with GroupNorm, 800 rounds."""
-    return _config("tiny-imagenet", method, scale, changes)
-
-
-def digits(method: str = "feddpc", *, scale: str = "small", **changes: Any) -> Config:
-    """Digits in place of CIFAR-10, a small CNN: not in the paper, but on every machine, and quick on two cores."""
-    return _config("digits", method, scale, changes)
-
-
-PRESETS: dict[str, Callable[..., Config]] = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "tiny-imagenet": tiny_imagenet,
-    "digits": digits,
-}
-
 _RESNET = {"model": "resnet18", "model_options": {"stem": "7x7", "groups": 2}, "rounds": 800}
 #: What sets each data set apart. Clients of digits have 14 samples on average: batches of 8 make two steps, as there.
 _DATA: dict[str, dict[str, Any]] = {
@@ -86,11 +45,30 @@ _DATA: dict[str, dict[str, Any]] = {
     "digits": {"model": "cnn", "model_options": {"width": 16}, "rounds": 400, "batch_size": 8}
     | {"partition_options": {"min_size": 1}, "device": "cpu", "engine": "loop", "threads": 1},
 }
+#: The presets, with a description.
+PRESETS = {
+    "cifar10": "CIFAR-10, LeNet5, 400 rounds",
+    "cifar100": "CIFAR-100, ResNet18 with GroupNorm, 800 rounds",
+    "tiny-imagenet": "Tiny ImageNet, ResNet18 with GroupNorm, 800 rounds",
+    "digits": "Digits in place of CIFAR-10, a small CNN: not in the paper, but on every machine, and quick on two "
+    "cores",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of an experiment is run; ``short`` is empty for the whole and otherwise says what was cut."""
+
+    name: str
+    values: Mapping[str, Any]
+    short: str = ""
 
 
 def scales(data: str) -> dict[str, Scale]:
     """Return the scales of a data set by name: ``paper`` first, then shorter ones."""
-    whole = int(_DATA[known(data)]["rounds"])
+    if data not in PRESETS:
+        raise unknown("preset", data, PRESETS)
+    whole = int(_DATA[data]["rounds"])
     tiny = {"rounds": 6, "clients": 20, "cohort": 4, "model": "mlp", "model_options": {"hidden": [16]}}
     small = 60 if data == "digits" else whole // 10
     return {
@@ -100,15 +78,19 @@ def scales(data: str) -> dict[str, Scale]:
     }
 
 
-def known(data: str) -> str:
-    """Return ``data`` if there is a preset for it, else raise."""
-    if data not in PRESETS:
-        raise unknown("preset", data, PRESETS)
-    return data
+def default_scale(data: str) -> str:
+    """Return the scale of a data set if none is asked for."""
+    return "small" if data == "digits" else "paper"
 
 
-def _config(data: str, method: str, scale: str, changes: Mapping[str, Any]) -> Config:
-    sizes = scales(data)
+def preset(data: str, method: str = "feddpc", *, scale: str | None = None, **changes: Any) -> Config:
+    """Return the configuration of a method on a data set; ``changes`` are values of other keys.
+
+    >>> config = preset("cifar10", "fedprox", alpha=0.6, lr=0.01, hyper={"mu": 0.001})
+    >>> config.rounds, config.server_lr, config.partition_options
+    (400, 0.01, {'min_size': 10, 'alpha': 0.6})
+    """
+    sizes, scale = scales(data), scale or default_scale(data)
     if scale not in sizes:
         raise unknown("scale", scale, sizes)
     values: dict[str, Any] = {**PAPER, **_DATA[data], **sizes[scale].values, "alpha": 0.2, "seed": 0, **changes}

@@ -1,6 +1,6 @@
 """What the paper reports, as data: arXiv:2512.20329. Line numbers are those of its LaTeX source, paper.tex.
 
-The curves exist as pictures only, so their values are not here; what the text says about them is in ``claims.py``.
+The curves exist as pictures only, so their values are not here; the text's claims about them are in ``claims.py``.
 """
 
 from __future__ import annotations

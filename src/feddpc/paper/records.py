@@ -1,6 +1,6 @@
-"""A study in one compact file: settings, accuracy and loss of every round, nothing that cannot be committed.
+"""A study in one compact file that can be committed: settings, accuracy and loss of every round.
 
-The documents are made from such files alone. Test accuracies are kept exactly, as counts of right answers: a test of
+The documents are made from such files alone. Test accuracies are kept exactly, as counts of correct answers: a test of
 their differences must see which are equal. Other accuracies have five decimals, the rest four digits. Seconds are one
 mean per run; runs of a grid have accuracies only.
 """
@@ -18,28 +18,24 @@ from feddpc.config import Config, execution_keys
 from feddpc.data.specs import spec
 from feddpc.errors import FeddpcError, RunFolderError
 from feddpc.paper.presets import PRESETS
-from feddpc.paper.study import Line, Row, Study, joined
+from feddpc.paper.study import Row, Study, accuracies, joined
 from feddpc.report.groups import status
 from feddpc.runs.record import StoredRun, read_json, seconds_per_round
 from feddpc.storage import replace_text
 
 _ACCURACIES = ("test_accuracy", "validation_accuracy")
 _COLUMNS = (*_ACCURACIES, "train_loss", "mean_scale", "mean_cosine")
-#: What a run has of its own; the rest of its configuration is its line's, but for how fast it was.
-_WHERE = ("engine", "device")
-_HOW = execution_keys()
-_SPEED = ("engine", "precision")
-_MACHINE = ("feddpc", "python", "torch", "processor", "cores", "device")
+#: What identifies a row.
+_ROW = ("part", "alpha", "name", "label")
+#: The facts about the environment of a run that are kept, as far as all runs agree.
+_MACHINE = ("feddpc", "python", "torch", "processor", "cores", "device", "engine", "precision")
 
 
 def machine(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """Return what the runs were made with, as far as all agree."""
-    facts = [run.environment | {key: getattr(run.config, key) for key in _SPEED} for run in runs]
-    return {
-        key: values.pop()
-        for key in (*_MACHINE, *_SPEED)
-        if len(values := {fact[key] for fact in facts if key in fact}) == 1
-    }
+    """Return the environment of the runs, as far as all agree."""
+    facts = [run.environment | {"precision": run.config.precision} for run in runs]
+    values = {key: {fact[key] for fact in facts if key in fact} for key in _MACHINE}
+    return {key: known.pop() for key, known in values.items() if len(known) == 1}
 
 
 def write(study: Study, path: Path) -> None:
@@ -48,28 +44,28 @@ def write(study: Study, path: Path) -> None:
 
 
 def dumps(study: Study) -> str:
-    """Return a study as JSON: one line for each row and each run; a run that serves several rows is there once."""
-    configs = [_values(row.line.config) for row in study.rows]
+    """Return a study as JSON: one line per row and per run; a run that several rows share is stored once."""
+    configs = [_values(row.config) for row in study.rows]
     shared = {k: v for k, v in configs[0].items() if all(c.get(k) == v for c in configs)} if configs else {}
     rows: list[str] = []
     runs: list[str] = []
     places: dict[tuple[str, int, str], int] = {}
     for row, config in zip(study.rows, configs, strict=True):
-        line, there = row.line, {}
+        own_runs = {}
         for seed, run in row.runs.items():
-            text = _line(_packed(run, _ACCURACIES if line.part == "grid" else _COLUMNS, spec(study.data).test))
-            there[str(seed)] = place = places.setdefault((_line(config), seed, text), len(runs))
+            text = _compact(_packed(run, _ACCURACIES if row.part == "grid" else _COLUMNS, spec(study.data).test))
+            own_runs[str(seed)] = place = places.setdefault((_compact(config), seed, text), len(runs))
             if place == len(runs):
                 runs.append(text)
-        named = {"part": line.part, "alpha": line.alpha, "name": line.name, "label": line.label}
+        named = {key: getattr(row, key) for key in _ROW}
         own = {k: v for k, v in config.items() if k not in shared}
-        rows.append(_line({**named, "seeds": list(line.seeds), "config": own, "runs": there}))
+        rows.append(_compact({**named, "seeds": row.seeds, "config": own, "runs": own_runs}))
     head = {"data": study.data, "scale": study.scale, "short": study.short, "origin": study.origin, "shared": shared}
     body = ",\n".join(f' "{key}": {json.dumps(value)}' for key, value in head.items())
     return f'{{\n{body},\n "rows": {_listed(rows)},\n "runs": {_listed(runs)}\n}}\n'
 
 
-def _line(value: Any) -> str:
+def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -79,19 +75,19 @@ def _listed(lines: Sequence[str]) -> str:
 
 def _values(config: Config) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(config.asdict()))
-    return {k: v for k, v in plain.items() if k not in ("seed", *_HOW)}
+    return {k: v for k, v in plain.items() if k not in ("seed", *execution_keys())}
 
 
 def _packed(run: StoredRun, keys: Sequence[str], tested: int) -> dict[str, Any]:
     columns: dict[str, list[Any]] = {key: [_short(key, record.get(key)) for record in run.records] for key in keys}
-    if counts := _counts([record.get("test_accuracy") for record in run.records], tested):
+    if counts := _counts(accuracies(run), tested):
         columns = {"correct": counts, **columns}
         del columns["test_accuracy"]
     return {
         "status": status(run),
         "rounds": len(run.records),
         "seconds": _short("seconds", seconds_per_round(run.records)),
-        **{key: getattr(run.config, key) for key in _WHERE},
+        **{k: v for k in execution_keys() if (v := getattr(run.config, k)) != getattr(Config, k)},
         **{key: column for key, column in columns.items() if any(v is not None for v in column)},
     }
 
@@ -108,7 +104,7 @@ def _counts(accuracy: Sequence[float | None], tested: int) -> list[int | None] |
 
 
 def _short(key: str, value: float | None) -> float | None:
-    """Round to what is kept.
+    """Round a value to the digits that the file keeps.
 
     >>> _short("test_accuracy", 0.123456789), _short("train_loss", 12.34567)
     (0.12346, 12.35)
@@ -127,14 +123,12 @@ def read(path: Path) -> Study:
         rows, seen = [], {}
         for about in table["rows"]:
             config = Config.read({**table["shared"], **about["config"]})
-            named = {key: about[key] for key in ("part", "alpha", "name", "label")}
-            line = Line(**named, config=config, seeds=tuple(about["seeds"]))
-            runs = {}
+            row = Row(**{key: about[key] for key in _ROW}, config=config, seeds=tuple(about["seeds"]))
             for seed, place in about["runs"].items():
                 if place not in seen:
-                    seen[place] = _unpacked(table["runs"][place], line.of(int(seed)), spec(table["data"]).test)
-                runs[int(seed)] = seen[place]
-            rows.append(Row(line, runs))
+                    seen[place] = _unpacked(table["runs"][place], row.with_seed(int(seed)), spec(table["data"]).test)
+                row.runs[int(seed)] = seen[place]
+            rows.append(row)
         origin = dict(table["origin"])
         if "spent" in origin and not 0 <= float(origin["spent"]) < math.inf:
             raise ValueError(f"spent = {origin['spent']}")
@@ -148,11 +142,11 @@ def read(path: Path) -> Study:
 
 def read_all(paths: Sequence[Path]) -> list[Study]:
     """Read studies from their files, in the order of the presets; files of one study are put together."""
-    found: dict[tuple[str, str], Study] = {}
+    studies: dict[tuple[str, str], Study] = {}
     for study in map(read, paths):
         key = (study.data, study.scale)
-        found[key] = joined(found[key], study) if key in found else study
-    return sorted(found.values(), key=lambda study: (list(PRESETS).index(study.data), study.scale))
+        studies[key] = joined(studies[key], study) if key in studies else study
+    return sorted(studies.values(), key=lambda study: (list(PRESETS).index(study.data), study.scale))
 
 
 def _unpacked(about: dict[str, Any], config: Config, tested: int) -> StoredRun:
@@ -165,5 +159,5 @@ def _unpacked(about: dict[str, Any], config: Config, tested: int) -> StoredRun:
         for t in range(about["rounds"])
     ]
     summary = {"status": about["status"], "rounds": len(records)}
-    where = {key: about[key] for key in _WHERE}
-    return StoredRun(Path("records"), dataclasses.replace(config, **where), records, summary, {})
+    execution = {key: about[key] for key in execution_keys() if key in about}
+    return StoredRun(Path("records"), dataclasses.replace(config, **execution), records, summary, {})

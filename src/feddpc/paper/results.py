@@ -1,30 +1,33 @@
-"""From rows to results: run what is missing, collect what is there, and write the folder of the study.
+"""From planned rows to results: run what is missing, collect all runs, and write the folder of results.
 
-``OUT/DATA/runs`` is a study with the runs of all scales, so that nothing is run twice; ``OUT/DATA/tuned.json`` holds
-the settings that a grid found best, ``OUT/DATA/SCALE`` the results: records, tables, figures, page.
+``OUT/DATA/runs`` is a study folder with the runs of all scales, so that nothing is run twice; ``OUT/DATA/tuned.json``
+holds the settings that a grid found best, ``OUT/DATA/SCALE`` the results: records, tables, figures, page.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from feddpc.data import fetch
 from feddpc.errors import DataError
-from feddpc.paper import documents, figures, plan, records
-from feddpc.paper.study import Line, Row, Study, all_runs, joined
+from feddpc.paper import costs, documents, figures, plan, records, tables
+from feddpc.paper.claims import findings
+from feddpc.paper.study import Row, Study, all_runs, joined
 from feddpc.paper.study_spec import StudySpec
 from feddpc.paper.tuned import Tuned, known, setting_of, winners
+from feddpc.paper.verdicts import Finding
 from feddpc.report.failures import noted
 from feddpc.report.page import write_page
+from feddpc.report.table import Table
 from feddpc.runs.record import load
-from feddpc.runs.runner import Stop
-from feddpc.storage import explain_os_errors, replace_text
+from feddpc.storage import make_folder, replace_text
 from feddpc.study import RunResult, RunSpec, run_study
 from feddpc.study.folder import StudyFolder
-from feddpc.study.runner import OnProgress
 from feddpc.study.workers import Workers
 
 
@@ -46,16 +49,6 @@ class Folders:
         return self.base / "runs"
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How runs are made; with ``report_only`` none are."""
-
-    report_only: bool = False
-    workers: Workers | None = None
-    on_progress: OnProgress | None = None
-    stop: Stop | None = None
-
-
 def require_data(names: Sequence[str]) -> None:
     """Raise if a data set is absent, with the commands that get all that are."""
     commands = {entry.name: entry.command for entry in fetch.entries() if entry.command and entry.name in names}
@@ -66,33 +59,40 @@ def require_data(names: Sequence[str]) -> None:
         )
 
 
-def collect(lines: Sequence[Line], folders: Folders, options: RunOptions) -> tuple[list[Row], list[RunResult], float]:
-    """Run what is missing of ``lines``; return their rows with all runs that ended, what did not end, and seconds."""
-    specs = [RunSpec(line.of(seed), f"{line.label} seed {seed}") for line in lines for seed in line.seeds]
+def collect(
+    planned: Sequence[Row], folders: Folders, *, report_only: bool = False, **options: Any
+) -> tuple[list[Row], list[RunResult], float]:
+    """Run what is missing of the ``planned`` rows, with the ``options`` of :func:`run_study`.
+
+    Return the rows with all runs that ended, the runs that did not end, and the seconds that running took.
+    """
+    specs = [RunSpec(row.with_seed(seed), f"{row.label} seed {seed}") for row in planned for seed in row.seeds]
     results, spent = [StudyFolder(folders.runs).read(spec) for spec in specs], 0.0
-    if not options.report_only and not all(result.ended for result in results):
+    if not report_only and not all(result.ended for result in results):
         began = time.monotonic()
-        how = {"workers": options.workers, "on_progress": options.on_progress, "stop": options.stop}
-        results = run_study(specs, folders.runs, **how)  # type: ignore[arg-type]
+        results = run_study(specs, folders.runs, **options)
         spent = time.monotonic() - began
     by_key = {result.key: result for result in results}
     runs = {key: load(result.path) for key, result in by_key.items() if result.ended}
     keys = iter(result.key for result in results)
-    rows = [Row(line, {seed: runs[key] for seed in line.seeds if (key := next(keys)) in runs}) for line in lines]
+    rows = [
+        dataclasses.replace(row, runs={seed: runs[key] for seed in row.seeds if (key := next(keys)) in runs})
+        for row in planned
+    ]
     return rows, [result for key, result in by_key.items() if key not in runs], spent
 
 
 def store_winners(spec: StudySpec, rows: Sequence[Row], folders: Folders) -> Tuned:
-    """Store the best settings of a grid, next to those of other alphas and methods that are already there."""
+    """Store the best settings of a grid, next to those that are stored for other alphas and methods."""
     path = folders.base / "tuned.json"
     before = Tuned.read(path) if path.is_file() else Tuned("")
     settings = {alpha: dict(chosen) for alpha, chosen in before.settings.items()}
-    source, older = spec.grid_words, {(alpha, name) for alpha, chosen in settings.items() for name in chosen}
-    older -= {(alpha, name) for alpha in spec.alphas for name in spec.rows}
-    if older:  # of other methods or alphas
+    source = spec.grid_words
+    older = {(alpha, name) for alpha, chosen in settings.items() for name in chosen}
+    if older - {(alpha, name) for alpha in spec.alphas for name in spec.rows}:
         source = before.source if before.source.startswith(source) else f"{source}; for others, {before.source}"
     for alpha in spec.alphas:
-        own = [row for row in rows if row.line.alpha == alpha]
+        own = [row for row in rows if row.alpha == alpha]
         chosen = {name: {by: setting_of(row) for by, row in best.items()} for name, best in winners(own).items()}
         settings[alpha] = settings.get(alpha, {}) | chosen
     tuned = Tuned(source, settings)
@@ -110,31 +110,68 @@ class Report:
     paths: list[Path]
     failures: list[str] = field(default_factory=list)  #: figures or pages that could not be made, and why
 
+    @property
+    def tables(self) -> list[Table]:
+        """The tables of all parts."""
+        return [table for part in self.parts for table in tables.of_part(self.study, part)]
 
-def reproduce(spec: StudySpec, parts: Sequence[str], folders: Folders, options: RunOptions, *, grid: bool) -> Report:
-    """Run what the ``parts`` of a spec need, after its ``grid`` if asked for, and write all results."""
+    @property
+    def findings(self) -> list[Finding]:
+        """The verdicts on the claims about these parts."""
+        return [finding for finding in findings(self.study) if finding.part in self.parts]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {
+            "title": self.study.title,
+            "tables": [table.as_dict() for table in self.tables],
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "missing": self.describe_missing(),
+            "files": [str(path) for path in self.paths],
+        }
+
+    def describe_missing(self) -> list[str]:
+        """Return the runs that have not ended, each with its status and the reason."""
+        return [": ".join(filter(None, (r.spec.name, r.status, r.message))) for r in self.missing]
+
+
+def reproduce(
+    spec: StudySpec,
+    parts: Sequence[str],
+    folders: Folders,
+    *,
+    grid: bool = False,
+    report_only: bool = False,
+    workers: Workers | None = None,
+    **options: Any,
+) -> Report:
+    """Run what the ``parts`` of a spec need, after its ``grid`` if asked for, and write all results.
+
+    ``workers`` and ``options`` go to :func:`run_study`; with ``report_only`` nothing is run.
+    """
+    options |= {"report_only": report_only, "workers": workers}
     rows: list[Row] = []
     missing: list[RunResult] = []
     tuned, done, spent = known(spec.data, folders.base), tuple(parts), 0.0
     if grid:
-        rows, missing, spent = collect(plan.grid(spec), folders, options)
+        rows, missing, spent = collect(plan.grid(spec), folders, **options)
         done = ("grid", *parts)
     if any(result.status == "missing" for result in missing):
         done = ("grid",)  # an unfinished grid has no winners
     else:
         tuned = store_winners(spec, rows, folders) if grid else tuned
-        more, still, longer = collect(plan.lines(parts, spec, tuned), folders, options)
-        rows, missing, spent = [*rows, *more], [*missing, *still], spent + longer
+        more, still_missing, seconds = collect(plan.rows(parts, spec, tuned), folders, **options)
+        rows, missing, spent = [*rows, *more], [*missing, *still_missing], spent + seconds
     origin = {
         "settings": f"best on {spec.select}; {tuned.source}",
         "machine": records.machine(all_runs(rows)),
         "spent": round(spent, 1),
     }
-    if not options.report_only and options.workers is not None and options.workers.at_once > 1:
-        origin["at_once"] = options.workers.at_once
+    if not report_only and workers is not None and workers.at_once > 1:
+        origin["at_once"] = workers.at_once
     study = Study(spec.data, spec.slug, spec.short, rows, origin)
     if (stored := folders.results / "records.json").is_file():
-        study = joined(records.read(stored), study)  # with what earlier calls asked for
+        study = joined(records.read(stored), study)  # keep the rows of earlier calls
     failures: list[str] = []
     return Report(study, done, missing, write_results(study, done, folders, failures), failures)
 
@@ -147,12 +184,9 @@ def write_results(
     With ``failures``, figures or a page that cannot be made are listed there with the reason.
     """
     folder = folders.results
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     records.write(study, folder / "records.json")
-    for part in parts:
-        for table in documents.part_tables(study, part):
-            replace_text(folder / f"{table.name}.csv", table.csv())
+    _write_csv([table for part in parts for table in tables.of_part(study, part)], folder)
     drawn: list[Path] = []
     with noted(folder / "figures", failures):
         drawn = figures.draw_all(study, folder, parts)
@@ -167,8 +201,21 @@ def write_results(
     return paths
 
 
+def write_table1(spec: StudySpec, folders: Folders) -> list[Table]:
+    """Write and return Table 1 of a data set, which needs neither runs nor data."""
+    make_folder(folders.results)
+    made = costs.table1(spec.data, spec.scale)
+    _write_csv(made, folders.results)
+    return made
+
+
+def _write_csv(some: Sequence[Table], folder: Path) -> None:
+    for table in some:
+        replace_text(folder / f"{table.name}.csv", table.csv())
+
+
 def _notes(study: Study) -> list[str]:
-    """Return what a reader of the page must know first."""
+    """Return the notes at the top of the page."""
     missing = sum(len(row.missing) for row in study.rows)
     notes = [f"This is a shortened version of the paper's experiment: {study.short}."] if study.short else []
     return [*notes, *([f"{missing} runs are missing."] if missing else [])]

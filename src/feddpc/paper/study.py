@@ -1,4 +1,4 @@
-"""A study: the rows of a reproduction with the runs that belong to them, and what is measured on each run."""
+"""The rows of a reproduction with the runs that belong to them, and what is measured on each run."""
 
 from __future__ import annotations
 
@@ -17,48 +17,25 @@ from feddpc.runs.record import StoredRun, summarize
 
 
 @dataclass(frozen=True)
-class Line:
-    """One row of a part before it is run: what it is called, and its configuration but for the seed."""
+class Row:
+    """One row of a table: a configuration without its seed, and the runs that have ended, by seed."""
 
     part: str  #: table2, figure4, figure5 or grid
     alpha: float
     name: str  #: unique within part and alpha
     label: str  #: for people
     config: Config
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  #: those that were asked for
+    runs: dict[int, StoredRun] = field(default_factory=dict)
 
-    def of(self, seed: int) -> Config:
+    def with_seed(self, seed: int) -> Config:
         """Return the configuration of one seed."""
         return dataclasses.replace(self.config, seed=seed)
-
-
-@dataclass(frozen=True)
-class Score:
-    """What one run achieved; accuracies are shares from 0 to 1."""
-
-    best: float
-    best_round: float
-    last10: float
-    mean: float  #: test accuracy, mean over all rounds: high if it rises early
-    loss: float  #: training loss, mean over all rounds: low if it falls early
-    seconds: float
-    validation: float  #: highest accuracy on samples held out of training; NaN if there were none
-    validated: float  #: test accuracy in the round that those samples choose
-    scale: float  #: FedDPC's mean factor, mean over rounds; NaN for other methods
-    cosine: float  #: of updates with the last global update, likewise
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line with the runs that are there, by seed."""
-
-    line: Line
-    runs: dict[int, StoredRun]
 
     @property
     def missing(self) -> list[int]:
         """The seeds that were asked for and have not ended."""
-        return [seed for seed in self.line.seeds if seed not in self.runs]
+        return [seed for seed in self.seeds if seed not in self.runs]
 
     @property
     def diverged(self) -> list[int]:
@@ -66,25 +43,24 @@ class Row:
         return [seed for seed, run in self.runs.items() if status(run) == "diverged"]
 
     @functools.cached_property
-    def scores(self) -> dict[int, Score]:
-        """What each run achieved; a run that never had a test accuracy is left out."""
-        found = {seed: score(run) for seed, run in self.runs.items()}
-        return {seed: s for seed, s in found.items() if s is not None}
+    def scores(self) -> dict[int, dict[str, float]]:
+        """What each run achieved; a run without any test accuracy is left out."""
+        scores = {seed: score(run) for seed, run in self.runs.items()}
+        return {seed: measures for seed, measures in scores.items() if measures}
 
-    def of(self, measure: str) -> dict[int, float]:
+    def values(self, measure: str) -> dict[int, float]:
         """Return one measure by seed, where it is known."""
-        values = {seed: float(getattr(s, measure)) for seed, s in self.scores.items()}
-        return {seed: v for seed, v in values.items() if math.isfinite(v)}
+        return {seed: measures[measure] for seed, measures in self.scores.items() if measure in measures}
 
-    def about(self, measure: str) -> Estimate | None:
+    def estimate(self, measure: str) -> Estimate | None:
         """Return mean and spread of a measure; None if no run has it."""
-        values = list(self.of(measure).values())
+        values = list(self.values(measure).values())
         return estimate(values) if values else None
 
     @property
     def group(self) -> Group:
-        """The row as figures want it."""
-        return Group(self.line.label, list(self.runs.values()))
+        """The row in the form that figures take."""
+        return Group(self.label, list(self.runs.values()))
 
 
 @dataclass(frozen=True)
@@ -101,9 +77,9 @@ class Study:
     def title(self) -> str:
         """Data set and scale, for every table and figure: a shortened version says that it is one."""
         name = published.TITLES[self.data]
-        kinds = sorted({row.line.config.precision for row in self.rows} - {Config.precision})
-        exact = f", {' and '.join(kinds)}" if kinds else ""
-        return f"{name}, shortened: {self.short}{exact}" if self.short else f"{name}, the paper's scale{exact}"
+        kinds = sorted({row.config.precision for row in self.rows} - {Config.precision})
+        precision = f", {' and '.join(kinds)}" if kinds else ""
+        return f"{name}, shortened: {self.short}{precision}" if self.short else f"{name}, the paper's scale{precision}"
 
     @property
     def paper_data(self) -> str:
@@ -116,28 +92,33 @@ class Study:
 
     def part(self, part: str, alpha: float | None = None) -> list[Row]:
         """Return the rows of a part, in their order."""
-        return [r for r in self.rows if r.line.part == part and alpha in (None, r.line.alpha)]
+        return [r for r in self.rows if r.part == part and alpha in (None, r.alpha)]
+
+    def scored(self, part: str, alpha: float) -> dict[str, Row]:
+        """Return the rows of a part that have a run with a test accuracy, by name."""
+        return {row.name: row for row in self.part(part, alpha) if row.scores}
 
     def alphas(self, part: str) -> list[float]:
         """Return the alphas of a part, the smallest first."""
-        return sorted({row.line.alpha for row in self.part(part)})
+        return sorted({row.alpha for row in self.part(part)})
 
-    def find(self, part: str, alpha: float, name: str) -> Row | None:
-        """Return one row, or None if it is not there or has no run."""
-        return next((r for r in self.part(part, alpha) if r.line.name == name and r.runs), None)
+    def ours_and_rivals(self, alpha: float) -> tuple[Row | None, list[Row]]:
+        """Return FedDPC's row of Table 2, None if it has no run, and all other rows."""
+        rows = self.part("table2", alpha)
+        ours = next((row for row in rows if row.name == "feddpc" and row.runs), None)
+        return ours, [row for row in rows if row is not ours]
 
 
 def joined(first: Study, then: Study) -> Study:
     """Return the rows of two studies of the same thing; where both have a row, that of ``then``.
 
-    A grid of other rounds takes the place of an earlier one: its settings cannot be compared with those.
+    A grid with another number of rounds replaces an earlier one: the settings of the two cannot be compared.
     """
-    lengths = {(row.line.alpha, row.line.config.method): row.line.config.rounds for row in then.part("grid")}
+    lengths = {(row.alpha, row.config.method): row.config.rounds for row in then.part("grid")}
     rows = {
-        (row.line.part, row.line.alpha, row.line.name): row
+        (row.part, row.alpha, row.name): row
         for row in (*first.rows, *then.rows)
-        if row.line.part != "grid"
-        or lengths.get((row.line.alpha, row.line.config.method), row.line.config.rounds) == row.line.config.rounds
+        if row.part != "grid" or lengths.get((row.alpha, row.config.method), row.config.rounds) == row.config.rounds
     }
     origin = first.origin | then.origin
     if "machine" in first.origin and "machine" in then.origin:
@@ -154,25 +135,31 @@ def all_runs(rows: Iterable[Row]) -> list[StoredRun]:
     return list({id(run): run for row in rows for run in row.runs.values()}.values())
 
 
-def score(run: StoredRun) -> Score | None:
-    """Measure a run; None if it has no test accuracy."""
+def accuracies(run: StoredRun) -> list[float | None]:
+    """Return the test accuracy of every round, None where the round was not evaluated."""
+    return [record["test_accuracy"] for record in run.records]
+
+
+def score(run: StoredRun) -> dict[str, float]:
+    """Return the measures of a run that are known, none without a test accuracy; accuracies are shares from 0 to 1."""
     summary = summarize(run.config, run.records, status(run), None)
     if summary["best_accuracy"] is None:
-        return None
-    return Score(
-        best=summary["best_accuracy"],
-        best_round=summary["best_round"],
-        last10=summary["last10_accuracy"],
-        seconds=summary["seconds_per_round"],
-        validation=summary.get("validation_accuracy", math.nan),
-        validated=summary.get("validated_accuracy", math.nan),
-        mean=_mean(run.records, "test_accuracy"),
-        loss=_mean(run.records, "train_loss"),
-        scale=_mean(run.records, "mean_scale"),
-        cosine=_mean(run.records[1:], "mean_cosine"),  # round 1 has no last update
-    )
+        return {}
+    measures = {
+        "best": summary["best_accuracy"],
+        "best_round": summary["best_round"],
+        "last10": summary["last10_accuracy"],
+        "mean": _mean(accuracies(run)),  # high if accuracy rises early
+        "loss": _mean([record.get("train_loss") for record in run.records]),  # low if it falls early
+        "seconds": summary["seconds_per_round"],
+        "validation": summary.get("validation_accuracy"),  # the highest on samples held out of training
+        "validated": summary.get("validated_accuracy"),  # test accuracy in the round that those samples choose
+        "scale": _mean([record.get("mean_scale") for record in run.records]),  # FedDPC's factor
+        "cosine": _mean([record.get("mean_cosine") for record in run.records[1:]]),  # round 1 has no last update
+    }
+    return {name: float(value) for name, value in measures.items() if value is not None}
 
 
-def _mean(records: Sequence[dict[str, Any]], key: str) -> float:
-    values = [r[key] for r in records if r.get(key) is not None]
-    return math.fsum(values) / len(values) if values else math.nan
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None

@@ -10,7 +10,7 @@ from feddpc import methods
 from feddpc.config import Config
 from feddpc.errors import BadInputError, unknown
 from feddpc.paper import presets, published
-from feddpc.paper.tuned import SELECTIONS, Selection, Setting, Tuned
+from feddpc.paper.tuned import SELECTIONS, Setting, Tuned
 
 #: FedAvg with the server step multiplied by (1 + lambda): about the step that FedDPC takes, without its projection.
 DOUBLED = "fedavg x2"
@@ -19,7 +19,7 @@ CONTROLS = ("fedavg", DOUBLED)
 ROWS = (*published.METHODS, *CONTROLS)
 #: Share of the training set that the grid holds out, to choose settings on.
 HELD_OUT = 0.1
-#: What each target needs to have run; figures 1 to 3 show the runs of Table 2 as curves.
+#: The parts whose runs each target needs; figures 1 to 3 show the runs of Table 2 as curves.
 TARGETS: dict[str, tuple[str, ...]] = {
     "table1": (),
     "table2": ("table2",),
@@ -32,20 +32,19 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class StudySpec:
-    """One data set at one scale; ``execution`` holds device, engine and precision."""
+    """One data set at one scale."""
 
     data: str
     scale: str
     alphas: tuple[float, ...] = published.ALPHAS
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    select: Selection = "test"
-    rounds: int | None = None  #: instead of the scale's
+    select: str = "test"  #: a key of SELECTIONS
     rows: tuple[str, ...] = ROWS
     grid_seeds: tuple[int, ...] = (0,)  #: the paper's
     grid_rounds: int | None = None  #: instead of as many as the table's
     rates: tuple[float, ...] = published.RATES  #: of the grid
     values: tuple[float, ...] = published.VALUES  #: of the grid, for the second hyper-parameter
-    execution: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)  #: values of other keys than the preset has: rounds, engine
 
     def __post_init__(self) -> None:
         if self.scale not in (sizes := presets.scales(self.data)):
@@ -60,33 +59,37 @@ class StudySpec:
             if not given or len(set(given)) < len(given):
                 raise BadInputError(f"{what} = {', '.join(map(str, given))}: give at least one, and none twice")
 
-    def config(self, method: str, setting: Setting, **changes: Any) -> Config:
-        """Return the configuration of one method at one setting."""
-        values = {"scale": self.scale, "lr": setting.lr, "hyper": setting.hyper, **self.execution}
-        if self.rounds is not None:
-            values["rounds"] = self.rounds
-        values |= changes
-        return presets.PRESETS[self.data](method, **values)
+    def config(self, name: str, setting: Setting, **changes: Any) -> Config:
+        """Return the configuration of a row of Table 2 at one setting."""
+        values = {"scale": self.scale, "lr": setting.lr, "hyper": setting.hyper, **self.changes, **changes}
+        if name == DOUBLED:
+            name, values["server_lr"] = "fedavg", times(1 + published.LAMBDA, setting.lr)
+        return presets.preset(self.data, name, **values)
 
     def best(self, tuned: Tuned, alpha: float, name: str) -> Setting:
         """Return the best setting of a row, or raise with the command that finds it."""
-        found = tuned.settings.get(alpha, {}).get(name, {}).get(self.select)
-        if found is None:
+        setting = tuned.settings.get(alpha, {}).get(name, {}).get(self.select)
+        if setting is None:
             command = f"feddpc reproduce table2 --data {self.data} --alpha {alpha:g} --grid"
             raise BadInputError(
                 f"no setting of {name} on {self.data}, alpha = {alpha:g}, is recorded as best on {self.select}: run "
                 f"`{command}` first, with the same --out"
             )
-        return found
+        return setting
+
+    @property
+    def rounds(self) -> int | None:
+        """The rounds that were asked for instead of the scale's."""
+        return self.changes.get("rounds")
 
     @property
     def short(self) -> str:
         """What is left out of the paper's experiment; empty if nothing."""
-        return self._cut(self.rounds)
+        return self._left_out(self.rounds)
 
-    def _cut(self, rounds: int | None) -> str:
-        """Say what is left out with that many rounds, or with those of the scale."""
-        cut, whole = presets.scales(self.data)[self.scale].short, presets.PRESETS[self.data](scale="paper").rounds
+    def _left_out(self, rounds: int | None) -> str:
+        """Describe what is left out with that many rounds, or with those of the scale."""
+        cut, whole = presets.scales(self.data)[self.scale].short, presets.preset(self.data, scale="paper").rounds
         if rounds is None:
             return cut
         fewer = [] if rounds == whole else [f"{rounds} of the paper's {whole} rounds"]
@@ -94,8 +97,8 @@ class StudySpec:
 
     @property
     def slug(self) -> str:
-        """A name for the folder of the study."""
-        precision = self.execution.get("precision", Config.precision)
+        """The name of the results' folder."""
+        precision = self.changes.get("precision", Config.precision)
         parts = [self.scale, *([] if self.rounds is None else [f"{self.rounds}-rounds"])]
         return "-".join(parts if precision == Config.precision else [*parts, precision])
 
@@ -104,7 +107,7 @@ class StudySpec:
         """The grid in words, for the file of its winners."""
         whole = self.rates == published.RATES and self.values == published.VALUES
         part = "" if whole else f" (part of it: rates {_listed(self.rates)}, values {_listed(self.values)})"
-        short = self._cut(self.grid_rounds or self.rounds)
+        short = self._left_out(self.grid_rounds or self.rounds)
         cut = f", {short}" if short else ""
         held = f"{100 * HELD_OUT:g} % of the training set held out"
         return f"the paper's grid{part} on {self.data}{cut}, seed {_listed(self.grid_seeds)}, {held}"
@@ -123,30 +126,29 @@ def label(name: str) -> str:
     return "FedAvg, step x2" if name == DOUBLED else methods.get(name).title
 
 
+def times(factor: float, lr: float) -> float:
+    """Multiply a rate without the digits that binary fractions leave behind.
+
+    >>> 1.1 * 0.1, times(1.1, 0.1)
+    (0.11000000000000001, 0.11)
+    """
+    return round(factor * lr, 12)
+
+
 def data_of(target: str, names: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
     """Return the data sets of a target, each with the parts that it needs; ``names`` are those asked for, if any.
 
     >>> data_of("figure2", None), data_of("all", ["digits"])
     ({'cifar100': ('table2',)}, {'digits': ('table2', 'figure4', 'figure5')})
     """
+    own = published.FIGURES.get(target)
     for name in names or ():
-        presets.known(name)
-    if target in published.FIGURES:
-        return dict.fromkeys(_of_figure(target, names), TARGETS[target])
-    if names:
-        return dict.fromkeys(names, TARGETS[target])
-    if target == "table2":
-        return dict.fromkeys(published.FIGURES.values(), TARGETS[target])
-    if target == "all":  # the paper has its studies of the parts on CIFAR-10 only
-        return {name: TARGETS["all"] if name == "cifar10" else ("table2",) for name in published.FIGURES.values()}
-    return {"cifar10": TARGETS[target]}
-
-
-def _of_figure(target: str, names: Sequence[str] | None) -> list[str]:
-    """Return the data set of figure 1, 2 or 3: its own, or digits in its place."""
-    own = published.FIGURES[target]
-    for name in names or ():
-        if name not in (own, "digits"):
+        presets.scales(name)  # an unknown data set is an error
+        if own and name not in (own, "digits"):
             other = next(figure for figure, data in published.FIGURES.items() if data == name)
             raise BadInputError(f"{target} is that of {own}: for the curves of {name} ask for {other}")
-    return list(names or [own])
+    if names or own:
+        return dict.fromkeys(names or [own or ""], TARGETS[target])
+    if target in ("table2", "all"):  # the paper has its ablation and its study of lambda on CIFAR-10 only
+        return {name: TARGETS[target] if name == "cifar10" else ("table2",) for name in published.FIGURES.values()}
+    return {"cifar10": TARGETS[target]}

@@ -9,18 +9,31 @@ from feddpc.paper import published
 from feddpc.paper.statistics import Estimate
 from feddpc.paper.study import Row, Study
 from feddpc.paper.study_spec import CONTROLS, HELD_OUT, label
-from feddpc.paper.tuned import base_name, winners
-from feddpc.paper.verdicts import Finding, contests, show_p
+from feddpc.paper.tuned import base_name, setting_of, winners
+from feddpc.paper.verdicts import Finding, compare, show_p
 from feddpc.report.groups import show
 from feddpc.report.table import Table, percent
 
-#: Columns with the paper's numbers, and with ours alone.
+#: What one row achieved, and the same with the paper's numbers in between.
+_OURS = ("best %", "95 % interval", "round", "last 10 %", "s/round")
 _BOTH = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
-_ALONE = ("best %", "95 % interval", "round", "last 10 %", "s/round")
 #: The accuracy, in multiples of what guessing gives, below which a grid has hardly begun to tell settings apart.
 _BEGUN = 4
 _MEASURES = {"best": "best", "last10": "last 10"}
 _TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
+
+
+def of_part(study: Study, part: str) -> list[Table]:
+    """Return the tables of a part."""
+    tables: list[Table | None] = []
+    for alpha in study.alphas(part):
+        if part == "grid":
+            tables.append(grid(study, alpha))
+        elif part == "table2":
+            tables += [table2(study, alpha), differences(study, alpha)]
+        else:
+            tables.append(figure(study, part, alpha))
+    return [table for table in tables if table is not None]
 
 
 def table2(study: Study, alpha: float) -> Table:
@@ -28,47 +41,36 @@ def table2(study: Study, alpha: float) -> Table:
     rows, cells = study.part("table2", alpha), []
     reported, seconds = study.reported(alpha), published.SECONDS[study.paper_data]
     for row in rows:
-        name = row.line.name
-        theirs = {"paper %": "-", "paper's": "-", "paper's s": "-"}
-        if name in reported:
-            cell = reported[name]
-            theirs = {
-                "paper %": f"{cell.accuracy:.2f}",
-                "paper's": f"{cell.round}",
-                "paper's s": f"{seconds[name]:.2f}",
-            }
-        known = _result(row) | theirs
-        cells.append([row.line.label, setting(row), str(len(row.scores)), *(known[h] for h in _BOTH)])
+        values = _results(row) | dict.fromkeys(("paper %", "paper's", "paper's s"), "-")
+        if cell := reported.get(row.name):
+            values |= {"paper %": f"{cell.accuracy:.2f}", "paper's": str(cell.round)}
+            values["paper's s"] = f"{seconds[row.name]:.2f}"
+        cells.append([row.label, setting(row), str(len(row.scores)), *(values[heading] for heading in _BOTH)])
     return Table(
         f"table2-alpha{alpha:g}",
         f"Table 2, {study.title}, alpha {alpha:g}",
         ("method", "setting", "seeds", *_BOTH),
         cells,
-        [*_explained(study, alpha), *_gaps(rows)],
+        [*_explanations(study, alpha), *_gaps(rows)],
         _best(rows),
         frozenset({"setting"}),
     )
 
 
-def comparisons(study: Study, alpha: float) -> Table | None:
-    """Return the table of one alpha, in points of accuracy; None if FedDPC or all other rows lack runs."""
-    ours = study.find("table2", alpha, "feddpc")
-    rivals = [row for row in study.part("table2", alpha) if row is not ours]
+def differences(study: Study, alpha: float) -> Table | None:
+    """Return how far FedDPC is above each other row, in points; None if FedDPC or all other rows lack runs."""
+    ours, rivals = study.ours_and_rivals(alpha)
     if ours is None or not rivals:
         return None
-    columns = [{c.rival: c for c in contests(ours, rivals, measure)} for measure in _MEASURES]
-    rows = []
-    for rival in rivals:
-        cells = [rival.line.label]
-        for column in columns:
-            contest = column.get(rival.line.label)
-            about = contest.result.about if contest else None
-            cells += (
-                [f"{100 * about.mean:+.2f}", interval(about, "+"), show_p(contest.p)]
-                if contest and about
-                else ["-"] * 3
-            )
-        rows.append(cells)
+    rows = {rival.label: [rival.label] for rival in rivals}
+    for measure in _MEASURES:
+        known = {comparison.rival: comparison for comparison in compare(ours, rivals, measure)}
+        for name, cells in rows.items():
+            if comparison := known.get(name):
+                about = comparison.difference
+                cells += [f"{100 * about.mean:+.2f}", interval(about, "+"), show_p(comparison.p)]
+            else:
+                cells += ["-"] * 3
     headings = [text for name in _MEASURES.values() for text in (name, "95 % interval", "p")]
     seeds = len(ours.scores)
     note = (
@@ -79,7 +81,7 @@ def comparisons(study: Study, alpha: float) -> Table | None:
         f"comparisons-alpha{alpha:g}",
         f"FedDPC minus the others, points of accuracy, {study.title}, alpha {alpha:g}",
         ("FedDPC minus", *headings),
-        rows,
+        list(rows.values()),
         [note if seeds > 1 else "One seed: nothing can be tested."],
     )
 
@@ -87,7 +89,7 @@ def comparisons(study: Study, alpha: float) -> Table | None:
 def interval(about: Estimate, sign: str = "") -> str:
     """Return an interval in percent.
 
-    >>> interval(Estimate(0.5, 0.1, 0.45, 0.55, 3)), interval(Estimate(0.5, None, None, None, 1))
+    >>> interval(Estimate(0.5, 3, 0.1, 0.45, 0.55)), interval(Estimate(0.5))
     ('45.00 to 55.00', '-')
     """
     if about.low is None or about.high is None:
@@ -98,44 +100,43 @@ def interval(about: Estimate, sign: str = "") -> str:
 def figure(study: Study, part: str, alpha: float) -> Table:
     """Return the accuracies of figure 4 or 5, for which the paper gives curves only."""
     rows = study.part(part, alpha)
-    rates = ", ".join(dict.fromkeys(show(row.line.config.lr) for row in rows))
+    rates = ", ".join(dict.fromkeys(show(row.config.lr) for row in rows))
     return Table(
         f"{part}-alpha{alpha:g}",
         f"{_TITLES[part]}, {study.title}, alpha {alpha:g}, rate {rates}",
-        ("row", "seeds", *_ALONE),
-        [[row.line.label, str(len(row.scores)), *(_result(row)[h] for h in _ALONE)] for row in rows],
+        ("row", "seeds", *_OURS),
+        [[row.label, str(len(row.scores)), *_results(row).values()] for row in rows],
         ["The paper shows this as curves only and gives no numbers.", *_gaps(rows)],
         _best(rows),
     )
 
 
-def _result(row: Row) -> dict[str, str]:
-    """Return what a row achieved, by heading."""
-    best, at, last, spent = (row.about(m) for m in ("best", "best_round", "last10", "seconds"))
+def _results(row: Row) -> dict[str, str]:
+    """Return the results of a row, by heading."""
+    best, at, last, spent = (row.estimate(m) for m in ("best", "best_round", "last10", "seconds"))
     if best is None or at is None or last is None or spent is None:
-        return dict.fromkeys(_ALONE, "-")
+        return dict.fromkeys(_OURS, "-")
     texts = (percent(best.mean, best.spread), interval(best), f"{at.mean:.0f}", percent(last.mean, last.spread))
-    return dict(zip(_ALONE, (*texts, f"{spent.mean:.3g}"), strict=True))
+    return dict(zip(_OURS, (*texts, f"{spent.mean:.3g}"), strict=True))
 
 
 def setting(row: Row) -> str:
-    """Return what a row was tuned to: rates, and the hyper-parameter of the paper's grid."""
-    config = row.line.config
-    key = published.TUNED.get(config.method)
-    words = {"lr": config.lr} | ({key: config.hyper[key]} if key else {})
-    if config.server_lr != config.lr:
-        words["server lr"] = config.server_lr
+    """Return the tuned setting of a row: rates, and the hyper-parameter of the paper's grid."""
+    tuned = setting_of(row)
+    words = {"lr": tuned.lr, **tuned.hyper}
+    if row.config.server_lr != row.config.lr:
+        words["server lr"] = row.config.server_lr
     return ", ".join(f"{k} {show(v)}" for k, v in words.items())
 
 
 def _best(rows: Sequence[Row]) -> frozenset[int]:
-    means = {i: about.mean for i, row in enumerate(rows) if (about := row.about("best"))}
+    means = {i: about.mean for i, row in enumerate(rows) if (about := row.estimate("best"))}
     return frozenset(i for i, mean in means.items() if mean == max(means.values()))
 
 
-def _explained(study: Study, alpha: float) -> list[str]:
-    """Say what the columns are, and what the paper's are not."""
-    here = [f"'{label(name)}'" for name in CONTROLS if any(r.line.name == name for r in study.part("table2", alpha))]
+def _explanations(study: Study, alpha: float) -> list[str]:
+    """Return the notes that explain the columns, and where the paper's cannot be compared with ours."""
+    here = [f"'{label(name)}'" for name in CONTROLS if any(row.name == name for row in study.part("table2", alpha))]
     kind = "a control" if len(here) == 1 else "controls"
     lacks = f" {' and '.join(here)}: {kind}, which the paper lacks." if here else ""
     notes = [
@@ -159,10 +160,10 @@ def _explained(study: Study, alpha: float) -> list[str]:
 def _gaps(rows: Sequence[Row]) -> list[str]:
     """Say which runs are missing, and which diverged."""
     notes = []
-    for word, seeds in (("Missing", [r.missing for r in rows]), ("Diverged", [r.diverged for r in rows])):
-        where = [f"{r.line.label} (seed {', '.join(map(str, s))})" for r, s in zip(rows, seeds, strict=True) if s]
-        if where:
-            notes.append(f"{word}: {'; '.join(where)}.")
+    for word in ("missing", "diverged"):
+        seeds = [(row.label, ", ".join(map(str, getattr(row, word)))) for row in rows]
+        if where := [f"{name} (seed {numbers})" for name, numbers in seeds if numbers]:
+            notes.append(f"{word.capitalize()}: {'; '.join(where)}.")
     return notes
 
 
@@ -172,12 +173,12 @@ def grid(study: Study, alpha: float) -> Table:
     for name, chosen in winners(rows).items():
         tried = [row for row in rows if base_name(row) == name]
         line = [label(name), str(sum(not row.missing for row in tried)), str(sum(bool(row.diverged) for row in tried))]
-        for select, measure in (("test", "best"), ("validation", "validated")):
-            row = chosen.get(select)
-            about = None if row is None else row.about(measure)
-            line += ["-", "-"] if row is None or about is None else [setting(row), percent(about.mean)]
+        for selection, measure in (("test", "best"), ("validation", "validated")):
+            row = chosen.get(selection)
+            about = row and row.estimate(measure)
+            line += [setting(row), percent(about.mean)] if row and about else ["-", "-"]
         cells.append(line)
-    rounds = " or ".join(str(n) for n in sorted({row.line.config.rounds for row in rows}))
+    rounds = " or ".join(str(n) for n in sorted({row.config.rounds for row in rows}))
     note = (
         f"Runs of {rounds} rounds; {_tried(rows)}. Best on test, as the paper chose: the highest test accuracy of any "
         f"round. Best on validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that "
@@ -195,48 +196,55 @@ def grid(study: Study, alpha: float) -> Table:
 
 def _tried(rows: Sequence[Row]) -> str:
     """Say which rates and which values of the second hyper-parameter a grid has."""
-    rates = sorted({row.line.config.lr for row in rows}, reverse=True)
-    keys = [(published.TUNED[row.line.config.method], row) for row in rows if row.line.config.method in published.TUNED]
-    values = sorted({float(row.line.config.hyper[key]) for key, row in keys}, reverse=True)
-    second = f"; {', '.join(dict.fromkeys(k for k, _ in keys))}: {', '.join(map(show, values))}" if values else ""
+    tried: dict[str, None] = {}
+    values: set[float] = set()
+    for row in rows:
+        hyper = setting_of(row).hyper
+        tried |= dict.fromkeys(hyper)
+        values |= set(map(float, hyper.values()))
+    rates = sorted({row.config.lr for row in rows}, reverse=True)
+    second = f"; {', '.join(tried)}: {', '.join(map(show, sorted(values, reverse=True)))}" if values else ""
     return f"rates: {', '.join(map(show, rates))}{second}"
 
 
 def _cautions(study: Study, alpha: float) -> list[str]:
-    """Say what a grid of few rounds or few rates cannot tell."""
+    """Return notes on what a grid of few rounds or few rates cannot decide."""
     rows, notes = study.part("grid", alpha), []
-    whole = max((row.line.config.rounds for row in study.part("table2", alpha)), default=0)
-    if any(row.line.config.rounds < whole for row in rows):
+    whole = max((row.config.rounds for row in study.part("table2", alpha)), default=0)
+    if any(row.config.rounds < whole for row in rows):
         notes.append(f"The table has runs of {whole} rounds: a setting that is best early need not be the best then.")
-    rates = {name: by["test"].line.config.lr for name, by in winners(rows).items() if "test" in by}
+    rates = {name: chosen["test"].config.lr for name, chosen in winners(rows).items() if "test" in chosen}
     for end, word in ((min, "lowest"), (max, "highest")):
-        outermost = end(row.line.config.lr for row in rows)
+        outermost = end(row.config.lr for row in rows)
         if at_end := [label(name) for name, lr in rates.items() if lr == outermost != end(published.RATES)]:
             notes.append(
                 f"Best at the {word} rate that was tried, where the paper's grid goes on: {', '.join(at_end)}."
             )
-    if dull := hardly_begun(study, alpha):
+    if names := hardly_begun(study, alpha):
         notes.append(
             f"Less than {_BEGUN} times what guessing gives ({percent(1 / spec(study.data).classes)} %): "
-            f"{', '.join(dull)}. So early a grid can hardly tell rates apart, and the table may be far from what these "
-            "methods can do."
+            f"{', '.join(names)}. So early a grid can hardly tell rates apart, and the table may be far from what "
+            "these methods can do."
         )
     return notes
 
 
 def hardly_begun(study: Study, alpha: float) -> list[str]:
     """Return the methods whose best run of the grid is hardly above guessing, so that nothing could be chosen."""
-    best = {name: by["test"].about("best") for name, by in winners(study.part("grid", alpha)).items() if "test" in by}
-    bar = _BEGUN / spec(study.data).classes
-    return [label(name) for name, about in best.items() if about and about.mean < bar]
+    names, bar = [], _BEGUN / spec(study.data).classes
+    for name, chosen in winners(study.part("grid", alpha)).items():
+        about = chosen["test"].estimate("best") if "test" in chosen else None
+        if about is not None and about.mean < bar:
+            names.append(label(name))
+    return names
 
 
-def findings(found: Sequence[Finding], title: str) -> Table:
+def findings(judged: Sequence[Finding], title: str) -> Table:
     """Return the findings: claim, verdict, numbers."""
     return Table(
         "findings",
         f"What holds, {title}",
         ("claim", "verdict", "numbers", "line in paper.tex"),
-        [[f.claim, f.verdict, f.numbers, "-" if f.line is None else str(f.line)] for f in found],
+        [[f.claim, f.verdict, f.numbers, "-" if f.line is None else str(f.line)] for f in judged],
         text_columns=frozenset({"verdict", "numbers"}),
     )

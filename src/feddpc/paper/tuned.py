@@ -1,4 +1,4 @@
-"""The settings recorded as best: what each method is run with after tuning, and where that was found out."""
+"""The best setting of each method, and which grid found it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from feddpc.errors import RunFolderError
 from feddpc.paper import published
@@ -15,10 +15,9 @@ from feddpc.paper.study import Row
 from feddpc.runs.record import read_json
 from feddpc.storage import replace_text
 
-#: How a setting is chosen from the grid: on the test set, as the paper did, or on samples held out of training.
-Selection = Literal["test", "validation"]
-SELECTIONS: tuple[Selection, ...] = ("test", "validation")
-_SCORE = {"test": "best", "validation": "validation"}
+#: How a setting is chosen from the grid: on the test set, as the paper did, or on samples held out of training. With
+#: the measure of a run whose mean over seeds is maximized.
+SELECTIONS = {"test": "best", "validation": "validation"}
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,8 @@ class Tuned:
     settings: dict[float, dict[str, dict[str, Setting]]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Store the settings in a file, one line per row."""
-        blocks = []
-        for alpha, rows in self.settings.items():
-            lines = [
-                f"   {json.dumps(name)}: " + json.dumps({by: asdict(setting) for by, setting in chosen.items()})
-                for name, chosen in rows.items()
-            ]
-            blocks.append(f'  "{alpha:g}": {{\n' + ",\n".join(lines) + "\n  }")
-        body = ",\n".join(blocks)
-        replace_text(path, f'{{\n "source": {json.dumps(self.source)},\n "settings": {{\n{body}\n }}\n}}\n')
+        """Store the settings in a file."""
+        replace_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Tuned:
@@ -68,14 +59,14 @@ class Tuned:
 
 
 def known(data: str, folder: Path) -> Tuned:
-    """Return the settings of a data set: those that a grid in ``folder`` found, before those that come with feddpc."""
+    """Return the settings of a data set: those of a grid in ``folder``, which win over those that come with feddpc."""
     own, shipped = folder / "tuned.json", Path(str(files("feddpc.paper") / "tuned" / f"{data}.json"))
-    found = [Tuned.read(path) for path in (own, shipped) if path.is_file()]
+    stored = [Tuned.read(path) for path in (own, shipped) if path.is_file()]
     settings: dict[float, dict[str, dict[str, Setting]]] = {}
-    for tuned in reversed(found):
+    for tuned in reversed(stored):
         for alpha, rows in tuned.settings.items():
             settings[alpha] = settings.get(alpha, {}) | rows
-    sources = dict.fromkeys(tuned.source for tuned in found)  # the same grid may be in both
+    sources = dict.fromkeys(tuned.source for tuned in stored)  # the same grid may be in both
     return Tuned("; where that has none, ".join(sources), settings)
 
 
@@ -84,24 +75,21 @@ def winners(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
 
     A setting that diverged is never chosen, whatever it had reached.
     """
+    complete = [row for row in rows if not row.missing and not row.diverged]
     chosen: dict[str, dict[str, Row]] = {}
-    for by in SELECTIONS:
-        for row in (r for r in rows if not r.missing and not r.diverged):
-            name, mine = base_name(row), row.about(_SCORE[by])
-            best = chosen.setdefault(name, {}).get(by)
-            theirs = None if best is None else best.about(_SCORE[by])
-            if mine is not None and (theirs is None or mine.mean > theirs.mean):
-                chosen[name][by] = row
-    return {name: by for name, by in chosen.items() if by}
+    for selection, measure in SELECTIONS.items():
+        scores = [(row, score.mean) for row in complete if (score := row.estimate(measure))]
+        for row, _ in sorted(scores, key=lambda entry: -entry[1]):
+            chosen.setdefault(base_name(row), {}).setdefault(selection, row)
+    return {name: chosen[name] for name in dict.fromkeys(map(base_name, rows)) if name in chosen}
 
 
 def base_name(row: Row) -> str:
-    """Return the row of the table that a grid row is a candidate for: what stands before its settings."""
-    return row.line.name.partition(" lr=")[0]
+    """Return the row of Table 2 that a grid row is a candidate for: the part of its name before the settings."""
+    return row.name.partition(" lr=")[0]
 
 
 def setting_of(row: Row) -> Setting:
-    """Return what a grid row was tuned to."""
-    config = row.line.config
-    key = published.TUNED.get(config.method)
-    return Setting(config.lr, {key: config.hyper[key]} if key else {})
+    """Return the tuned setting of a row."""
+    key = published.TUNED.get(row.config.method)
+    return Setting(row.config.lr, {key: row.config.hyper[key]} if key else {})

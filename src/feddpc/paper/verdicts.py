@@ -7,11 +7,11 @@ decided for it, does not hold if one is decided against it, and otherwise cannot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from feddpc.paper.statistics import LEVEL, Paired, holm, paired
+from feddpc.paper.statistics import LEVEL, Estimate, holm, paired
 from feddpc.paper.study import Row
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
@@ -29,53 +29,47 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Contest:
-    """One comparison that a claim asks for: the claim is that the differences to ``rival`` are above zero."""
+class Comparison:
+    """One comparison that a claim needs: the claim is that the difference to ``rival`` is above zero."""
 
     rival: str
-    result: Paired
+    difference: Estimate
     p: float | None  #: corrected for its family; None for one seed
 
+    @property
+    def above(self) -> bool | None:
+        """Whether the difference is above zero; None if the seeds cannot tell."""
+        return self.difference.mean > 0 if self.p is not None and self.p <= LEVEL else None
 
-def family(results: Sequence[tuple[str, Paired | None]]) -> list[Contest]:
+
+def family(differences: Sequence[tuple[str, Estimate | None]]) -> list[Comparison]:
     """Return the comparisons with each rival, corrected for all of them; those without a common seed are left out."""
-    known = [(rival, result) for rival, result in results if result is not None]
-    corrected = holm([result.p for _, result in known])
-    return [Contest(rival, result, p) for (rival, result), p in zip(known, corrected, strict=True)]
+    known = [(rival, difference) for rival, difference in differences if difference is not None]
+    corrected = holm([difference.p for _, difference in known])
+    return [Comparison(rival, difference, p) for (rival, difference), p in zip(known, corrected, strict=True)]
 
 
-def judge(contests: Sequence[Contest]) -> Verdict:
-    """Return the verdict on "all differences are above zero"."""
-    if not contests or any(c.p is None for c in contests):
-        return "cannot be told"
-    decided = {c.result.about.mean > 0 for c in contests if c.p is not None and c.p <= LEVEL}
-    if False in decided:
-        return "does not hold"
-    return "holds" if all(c.p is not None and c.p <= LEVEL for c in contests) else "cannot be told"
-
-
-def standing(asked: Sequence[Contest]) -> dict[str, list[str]]:
-    """Return the rivals that ours is above, those that it is below, and those where it cannot be told."""
-    places: dict[str, list[str]] = {"above": [], "below": [], "not to be told from": []}
-    for contest in asked:
-        place = "above" if contest.result.about.mean > 0 else "below"
-        decided = contest.p is not None and contest.p <= LEVEL
-        places[place if decided else "not to be told from"].append(contest.rival)
-    return places
-
-
-def contests(ours: Row, rivals: Sequence[Row], measure: str, margin: float = 0.0) -> list[Contest]:
+def compare(ours: Row, rivals: Sequence[Row], measure: str, margin: float = 0.0) -> list[Comparison]:
     """Compare ``ours`` with each rival, as one family: above it by more than ``margin``; below it, for the loss."""
-    results = []
-    for rival in rivals:
-        a, b = ours.of(measure), rival.of(measure)
-        result = paired(b, a) if measure == "loss" else paired(_less(a, margin), b)
-        results.append((rival.line.label, result))
-    return family(results)
+    mine = {seed: value - margin for seed, value in ours.values(measure).items()}
+    theirs = [(rival.label, rival.values(measure)) for rival in rivals]
+    return family([(name, paired(v, mine) if measure == "loss" else paired(mine, v)) for name, v in theirs])
 
 
-def _less(values: Mapping[int, float], margin: float) -> dict[int, float]:
-    return {seed: value - margin for seed, value in values.items()}
+def judge(comparisons: Sequence[Comparison]) -> Verdict:
+    """Return the verdict on "all differences are above zero"."""
+    outcomes = {comparison.above for comparison in comparisons}
+    if not comparisons or any(comparison.p is None for comparison in comparisons):
+        return "cannot be told"
+    if False in outcomes:
+        return "does not hold"
+    return "cannot be told" if None in outcomes else "holds"
+
+
+def standing(comparisons: Sequence[Comparison]) -> dict[str, list[str]]:
+    """Return the rivals that ours is above, those that it is below, and those where it cannot be told."""
+    places = {True: "above", False: "below", None: "not to be told from"}
+    return {word: [c.rival for c in comparisons if c.above is place] for place, word in places.items()}
 
 
 def above(
@@ -88,24 +82,23 @@ def above(
     among: Sequence[Row] | None = None,
 ) -> Finding:
     """Judge "``ours`` is above each rival", with p-values corrected for all rows ``among`` which the rivals are."""
-    labels = {row.line.label for row in rivals}
-    asked = [c for c in contests(ours, among or rivals, measure) if c.rival in labels]
-    return Finding(part, claim, judge(asked), differences(asked, measure), line)
+    labels = {row.label for row in rivals}
+    comparisons = [c for c in compare(ours, among or rivals, measure) if c.rival in labels]
+    return Finding(part, claim, judge(comparisons), show_differences(comparisons, measure), line)
 
 
-def differences(asked: Sequence[Contest], measure: str) -> str:
+def show_differences(comparisons: Sequence[Comparison], measure: str) -> str:
     """Return the numbers of comparisons: mean difference to each rival, 95 % interval, corrected p."""
-    if not asked:
+    if not comparisons:
         return "no seed in common"
     factor, unit = (-1.0, "loss, against") if measure == "loss" else (100.0, "points over")
     words = []
-    for contest in asked:
-        about = contest.result.about
-        certainty = "one seed"
-        if about.low is not None and about.high is not None:
-            low, high = sorted((factor * about.low, factor * about.high))
-            certainty = f"{low:+.2f} to {high:+.2f}, p {show_p(contest.p)}"
-        words.append(f"{contest.rival} {factor * about.mean:+.2f} ({certainty})")
+    for comparison in comparisons:
+        difference, certainty = comparison.difference, "one seed"
+        if difference.low is not None and difference.high is not None:
+            low, high = sorted((factor * difference.low, factor * difference.high))
+            certainty = f"{low:+.2f} to {high:+.2f}, p {show_p(comparison.p)}"
+        words.append(f"{comparison.rival} {factor * difference.mean:+.2f} ({certainty})")
     return f"{unit} {'; '.join(words)}"
 
 

@@ -1,17 +1,17 @@
-"""What a round costs as cohort, population and model grow: a federation of any size with next to no local work."""
+"""What a round costs as cohort, population and model grow: a federation of any size with almost no local work.
+
+`scale.py` measures it; the tests check that counts of operations follow the same laws.
+"""
 
 from __future__ import annotations
 
 import statistics
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from feddpc import methods, sampling
 from feddpc.bench.clock import timed
@@ -29,7 +29,7 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Size:
-    """One point of a scale law; clients make two local steps on quadratics of ``d`` dimensions."""
+    """One point of a scale law: clients make two local steps on quadratics of ``d`` dimensions."""
 
     population: int = 100
     cohort: int = 10
@@ -38,7 +38,7 @@ class Size:
     engine: str = "loop"
 
     def experiment(self) -> Experiment:
-        """Return clients that all hold one of two samples; with a state, they come one after the other."""
+        """Return clients that each hold one of two samples; clients with a state are sampled in turn."""
         turns = self.method != "feddpc" and self.population % self.cohort == 0
         return quadratic_experiment(
             Quadratic(torch.ones(2, self.d), torch.tensor([[0.0], [1.0]]).repeat(1, self.d)),
@@ -61,7 +61,7 @@ class Size:
         return lambda: run_round(experiment, method, engine, progress)
 
 
-def measure(size: Size, rounds: int, warm: int = 1, placement: Placement = ON_DEVICE) -> dict[str, Any]:
+def measure(size: Size, rounds: int, warm: int = 1, placement: Placement = ON_DEVICE) -> dict:
     """Return the median time of a round and the most memory that warming up and rounds took beyond what was there."""
     run = size.start(placement)
     seconds: list[float] = []
@@ -81,30 +81,6 @@ def peak_memory(work: Callable[[], object]) -> int | None:
     work()
     peak = _resident("VmHWM")
     return None if peak is None or before is None else peak - before
-
-
-def python_memory(run: Callable[[], object]) -> int:
-    """Return the peak of what Python itself allocates during ``run``, in bytes."""
-    tracemalloc.start()
-    try:
-        run()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts torch's operations and the numbers they give back, which no clock or other process disturbs."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operations = self.numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.operations += 1
-        self.numbers += out.numel() if isinstance(out, torch.Tensor) else 0
-        return out
 
 
 def _reset_peak() -> int | None:
