@@ -23,7 +23,7 @@ from feddpc.round.state import RunState
 from feddpc.tasks.base import Task
 
 Ints = NDArray[np.int64]
-Evaluate = Callable[[Tensor], tuple[float, float]]
+Evaluate = Callable[[Tensor], dict[str, float]]
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,8 @@ def execute(
     if out is not None and resume:
         folder, records, ended = reopen(out, config, progress, setting.fingerprint())
     elif out is not None:
-        about = environment(machine.name, timings, config.device, fingerprint(setting.fingerprint(), config))
+        world = fingerprint(setting.fingerprint(), config)
+        about = environment(machine.name, timings, config.device, world, setting.task.metrics)
         folder = _begin(out, config, setting, method, about, lean)
     keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
     summary: dict[str, Any] | None = None
@@ -180,7 +181,8 @@ def execute(
             if on_round is not None:
                 on_round(records[-1])
         status, reason = ended
-        summary = summarize(config, records, status, reason) | {"costs": progress.meter.summary()}
+        summary = summarize(config, records, status, reason, setting.task.metrics)
+        summary["costs"] = progress.meter.summary()
         if folder is not None:
             if not lean:
                 checkpoint.save_model(folder.path / "model.safetensors", setting.flat.state_dict(progress.w))
