@@ -394,7 +394,7 @@ class MethodStrategy(FedAvg):
         for record in self.records:
             known = {k.removeprefix("test_"): v for k, v in record.metrics.items() if v is not None}
             if known:
-                measured[record.round - done] = MetricRecord(known)
+                measured[record.round - done] = MetricRecord({**known})
         return measured
 
     # The end of a round.

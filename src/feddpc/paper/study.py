@@ -13,7 +13,7 @@ from feddpc.config import Config
 from feddpc.paper import published
 from feddpc.paper.statistics import Estimate, estimate
 from feddpc.report.groups import Group, status
-from feddpc.runs.record import StoredRun, summarize
+from feddpc.runs.record import StoredRun
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def all_runs(rows: Iterable[Row]) -> list[StoredRun]:
 
 def score(run: StoredRun) -> Score | None:
     """Measure a run; None if it has no test accuracy."""
-    summary = summarize(run.config, run.records, status(run), None)
+    summary = run.summarize(status(run))
     if summary["best_accuracy"] is None:
         return None
     return Score(

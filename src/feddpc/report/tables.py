@@ -23,6 +23,7 @@ from feddpc.tasks.metrics import Metric
 if TYPE_CHECKING:
     import rich.table
 
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One configuration over its seeds: the values of its primary metric on the test set; None is what is not known."""
@@ -140,9 +141,10 @@ def rows(runs: Sequence[StoredRun]) -> list[Row]:
         if row.best is not None:
             known.setdefault(row.metric, []).append(row.best)
     best = {metric: metric.pick(values) for metric, values in known.items()}
-    return [
-        dataclasses.replace(row, leads=row.best is not None and row.best == best[row.metric]) for row in table
-    ]
+    table = [dataclasses.replace(row, leads=row.best is not None and row.best == best[row.metric]) for row in table]
+    if len({row.metric for row in table}) > 1:  # then the headings have no unit
+        table = [dataclasses.replace(row, label=f"{row.label}: {row.metric.title}") for row in table]
+    return table
 
 
 def _row(group: Group) -> Row:

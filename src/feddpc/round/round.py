@@ -74,9 +74,7 @@ def run_round(federation: Federation, method: Method, engine: Engine, state: Run
     )
 
 
-def _evaluate(
-    federation: Federation, method: Method, state: RunState, exchange: Exchange
-) -> dict[str, float | None]:
+def _evaluate(federation: Federation, method: Method, state: RunState, exchange: Exchange) -> dict[str, float | None]:
     """Return the metrics on the test set and on held-out samples, which the engine may have found already."""
     score, validation, listed = exchange.score, exchange.validation, federation.task.metrics
     if score is None:

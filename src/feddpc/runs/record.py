@@ -232,9 +232,9 @@ def load(path: Path, damage: list[str] | None = None) -> StoredRun:
     config = load_config(path)
     records = read_records(path / ROUNDS, damage=damage)
     names = ("summary", "environment", "privacy", "holdings")
-    summary, about, *known = (read_json(path / f"{name}.json", damage) for name in names)
+    summary, about, privacy, holdings = (read_json(path / f"{name}.json", damage) for name in names)
     metrics = read_metrics(about.pop("metrics", None), summary)
-    return StoredRun(path, config, records, summary or None, about, *known, metrics=metrics)
+    return StoredRun(path, config, records, summary or None, about, privacy, holdings, metrics)
 
 
 def read_metrics(tables: Any, summary: Mapping[str, Any]) -> tuple[Metric, ...]:

@@ -87,10 +87,10 @@ class Choice:
 def choose(results: Sequence[RunResult], by: str = "validation", over: Sequence[str] | None = None) -> list[Choice]:
     """Return the winner for every method and problem, in the order of their first appearance.
 
-    Settings are compared by the mean over seeds of the best value of the metric on ``by``. Only settings of which every seed ran
-    to its end count: one that diverges is never chosen. ``over`` are the keys that were tuned (``lr``, ``hyper.lam`` or
-    just ``lam``), by default rates, batches, epochs and all hyper-parameters; other differences make another problem,
-    with its own winner.
+    Settings are compared by the mean over seeds of the primary metric's best value on ``by``. Only settings of which
+    every seed ran to its end count: one that diverges is never chosen. ``over`` are the keys that were tuned (``lr``,
+    ``hyper.lam`` or just ``lam``), by default rates, batches, epochs and all hyper-parameters; other differences make
+    another problem, with its own winner.
     """
     if by not in BY:
         raise unknown("way to choose", by, BY)

@@ -104,7 +104,8 @@ def render(runs: Sequence[StoredRun], *, title: str | None = None, notes: Sequen
         # The browser runs scripts with these hashes and no others, so nothing in a run folder can become a program.
         allowed=f"{_hash(library)} {_hash(script)}",
         table=sections.results(tables.rows(runs), every),
-        curves=charts.curves(known),
+        best=escape(sections.best_words(every)),
+        curves=charts.curves(known, runs),
         notes=charts.notes(runs),
         schedule=charts.schedule(known),
         holdings=charts.holdings(known, runs),

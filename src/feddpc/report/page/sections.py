@@ -9,12 +9,14 @@ from html import escape
 from typing import Any
 
 from feddpc.report import figures, tables
-from feddpc.report.groups import Group, differing, settings, show, status
+from feddpc.report.groups import Group, differing, primaries, settings, show, status
 from feddpc.report.page.embed import environment
 from feddpc.report.page.html import boxed, definitions, folded, heads, line, section
 from feddpc.runs.record import StoredRun
 from feddpc.storage import explain_os_errors
 
+#: The columns of the table of results whose values are those of the primary metric.
+_BEST, _LAST10, _FINAL = 2, 4, 5
 _PNG = b"\x89PNG\r\n\x1a\n"
 #: What is measured of a method's cost, by its key in the summary.
 _COSTS = {
@@ -52,15 +54,19 @@ def remarks(notes: Sequence[str]) -> str:
 def results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
     """Return the table of results; each heading is a button that sorts by its column."""
     noted = any(row.notes for row in table)
+    items = [("", name, meaning) for name, meaning in tables.headings(table).items()]
+    if all(row.metric.direction == "min" for row in table):
+        for place in (_BEST, _LAST10, _FINAL):
+            items[place] = (" data-first=ascending", *items[place][1:])
+    items += [(" class=text", "notes", "how runs ended")] * noted
     names = "".join(
         f'<th scope="col"{kind}><button type="button" title="{escape(meaning)}">{escape(name)}</button></th>'
-        for kind, items in (("", tables.HEADINGS), (" class=text", {"notes": "how runs ended"} if noted else {}))
-        for name, meaning in items.items()
+        for kind, name, meaning in items
     )
     lines = []
     for row, (colour, _) in zip(table, figures.styles(every), strict=True):
         label, seeds, *values = tables.cells(row)
-        keys = [row.best_accuracy, row.best_round, row.last10_accuracy, row.final_accuracy, row.seconds_per_round]
+        keys = [row.best, row.best_round, row.last10, row.final, row.seconds_per_round]
         both = f"--light:{colour};--dark:{figures.DARK[colour]}"
         cells = [f'<th scope="row"><span class="swatch" style="{both}"></span>{escape(label)}</th>']
         cells.append(f'<td data-value="{len(row.seeds)}">{escape(seeds)}</td>')
@@ -69,8 +75,13 @@ def results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
             cells.append(f'<td{" class=top" * (i == 0)} data-value="{known}">{escape(text)}</td>')
         if noted:
             cells.append(f'<td class="text wide">{escape("; ".join(row.notes))}</td>')
-        lines.append(f"<tr{' class=best' * row.best}>{''.join(cells)}</tr>")
+        lines.append(f"<tr{' class=best' * row.leads}>{''.join(cells)}</tr>")
     return boxed(names, lines, "results sortable", "Results")
+
+
+def best_words(every: Sequence[Group]) -> str:
+    """Say what the best value is: "highest test accuracy"."""
+    return " or ".join(f"{metric.superlative} test {metric.words}" for metric in primaries(every))
 
 
 def picture(runs: Sequence[StoredRun]) -> str:
