@@ -116,6 +116,8 @@ def test_the_progress_shows_the_metric(capsys):
     assert "loss 0.25  best 0.25  loss 0.5000" in capsys.readouterr().out
     display.round({"round": 1, "test_loss": None, "train_loss": None})
     assert "loss -  best 0.25  loss -" in capsys.readouterr().out
+    display.round({"round": 1, "test_own": 0.25, "test_loss": 1.0, "train_loss": 0.5})
+    assert "own 0.25  loss 0.5000" in capsys.readouterr().out  # whether more or less is better is not known
 
 
 def test_a_sweep_chooses_the_smallest_value(monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from feddpc.registry import short_name
-from feddpc.tasks.metrics import primary_in
+from feddpc.tasks.metrics import METRICS, Metric, primary_name
 
 if TYPE_CHECKING:
     from feddpc.config import Config
@@ -53,11 +53,14 @@ class Display:
         """A round is finished."""
         if self.quiet:
             return
-        done, metric = record["round"], primary_in(record)
+        done, name = record["round"], primary_name(record)
+        metric = METRICS.get(name, Metric(name))
         value = record.get(metric.key())
         self.best = metric.pick([known for known in (self.best, value) if known is not None])
-        shown, best = (metric.with_unit(v).replace(" ", "") for v in (value, self.best))
-        state = f"{metric.words} {shown}  best {best}  loss {_number(record['train_loss'])}"
+        state = f"{metric.words} {metric.with_unit(value)}"
+        if name in METRICS:  # else the direction is not known here
+            state += f"  best {metric.with_unit(self.best)}"
+        state += f"  loss {_number(record['train_loss'])}"
         if record.get("epsilon") is not None:
             state += f"  epsilon {record['epsilon']:.2f}"
         now = time.monotonic()

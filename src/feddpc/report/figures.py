@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Masked = np.ma.MaskedArray[Any, np.dtype[np.float64]]
 
 _RED = "#cc3311"  # FedDPC, as in the paper's figures
 #: Told apart by colour-blind readers, from each other and from the red (after Paul Tol's vibrant and bright schemes);
@@ -141,10 +142,10 @@ def draw_panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str,
 
     drawn = []
     for group in some:
-        values = panel.factor * _matrix(group.runs, panel.key)
-        rounds = _evaluated(group.runs, panel.key)
-        if np.isfinite(values).any():
-            drawn.append(values[np.isfinite(values)])
+        rounds, table = _matrix(group.runs, panel.key)
+        values = np.ma.masked_invalid(panel.factor * table)
+        if values.count():
+            drawn.append(values.compressed())
             colour, dashes = style[group.label]
             _curve(axes, rounds, values, colour, dashes, on_top=colour == _RED)
             for x, y in filter(None, (_end(run, panel.key) for run in group.runs)):
@@ -169,16 +170,11 @@ def tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=9)
 
 
-def _curve(axes: Axes, rounds: Ints, values: Floats, colour: str, dashes: Any, on_top: bool) -> None:
+def _curve(axes: Axes, rounds: Ints, values: Masked, colour: str, dashes: Any, on_top: bool) -> None:
     """Draw one configuration, ``values`` by seed and round, over the ``rounds`` that were evaluated."""
-    sparse = len(rounds) < values.shape[1]
-    values = values[:, rounds - 1]
-    there = np.isfinite(values)
-    count = there.sum(0)
-    total = np.where(there, values, 0.0).sum(0)
-    mean = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
-    low = np.where(there, values, np.inf).min(0)
-    high = np.where(there, values, -np.inf).max(0)
+    sparse = bool((np.diff(rounds) > 1).any())
+    mean, low, high = (found.filled(np.nan) for found in (values.mean(0), values.min(0), values.max(0)))
+    count = values.count(0)
     z = 4 if on_top else 3
     full = count == len(values)
     # Apart, lest a seed that drops out draw a jump that no seed made.
@@ -202,26 +198,19 @@ def _dots(values: Floats, sparse: bool) -> dict[str, Any]:
     return {"marker": "o", "markersize": 4, "markevery": np.flatnonzero(alone).tolist()} if alone.any() else {}
 
 
-def _matrix(runs: Sequence[StoredRun], key: str) -> Floats:
-    """Return a value by seed and round; NaN where there is none."""
+def _matrix(runs: Sequence[StoredRun], key: str) -> tuple[Ints, Floats]:
+    """Return the rounds of a curve, and its values by seed and round; NaN where there is none.
+
+    If ``key`` is that of a metric, rounds in which no seed was evaluated are left out.
+    """
     table = np.full((len(runs), max(len(run.records) for run in runs)), np.nan)
+    metrics = {metric.key(key.partition("_")[0]) for run in runs for metric in run.metrics}
+    evaluated = np.full(table.shape[1], key not in metrics)
     for values, run in zip(table, runs, strict=True):
         values[: len(run.records)] = [number(record.get(key)) for record in run.records]
-    return table
-
-
-def _evaluated(runs: Sequence[StoredRun], key: str) -> Ints:
-    """Return the rounds of a curve: if ``key`` is a metric's, those in which some seed has a value of any metric."""
-    part = key.partition("_")[0]
-    keys = {metric.key(part) for run in runs for metric in run.metrics}
-    count = max(len(run.records) for run in runs)
-    if key not in keys:
-        return np.arange(1, count + 1)
-    found = set()
-    for run in runs:
-        rounds = enumerate(run.records, start=1)
-        found |= {t for t, record in rounds if any(record.get(k) is not None for k in keys)}
-    return np.array(sorted(found), dtype=np.int64)
+        for t, record in enumerate(run.records):
+            evaluated[t] |= any(record.get(name) is not None for name in metrics)
+    return np.flatnonzero(evaluated) + 1, table[:, evaluated]
 
 
 def number(value: Any) -> float:

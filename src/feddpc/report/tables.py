@@ -8,7 +8,7 @@ import io
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +43,21 @@ class Row:
     leads: bool = False  #: whether no other row with this metric has a better ``best``
 
 
+def best_words(metrics: Iterable[Metric]) -> str:
+    """Say what the best value is.
+
+    >>> best_words([Metric("accuracy")])
+    'highest test accuracy'
+    """
+    return " or ".join(f"{metric.superlative} test {metric.words}" for metric in metrics)
+
+
 def headings(rows: Sequence[Row]) -> dict[str, str]:
     """Return the heading of every column but the notes, and what it means."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
     unit = metrics[0].heading if len(metrics) == 1 else ""
     words = " or ".join(metric.words for metric in metrics)
-    best = " or ".join(f"{metric.superlative} test {metric.words}" for metric in metrics)
+    best = best_words(metrics)
     return {
         "method": "the method, and what sets it apart from the others here",
         "seeds": "the seeds that the row is the mean of",

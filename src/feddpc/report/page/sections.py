@@ -9,26 +9,15 @@ from html import escape
 from typing import Any
 
 from feddpc.report import figures, tables
-from feddpc.report.groups import Group, differing, primaries, settings, show, status
+from feddpc.report.groups import Group, differing, settings, show, status
 from feddpc.report.page.embed import environment
 from feddpc.report.page.html import boxed, definitions, folded, heads, line, section
 from feddpc.runs.record import StoredRun
 from feddpc.storage import explain_os_errors
 
-#: The columns of the table of results whose values are those of the primary metric.
-_BEST, _LAST10, _FINAL = 2, 4, 5
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: What is measured of a method's cost, by its key in the summary.
-_COSTS = {
-    "down": "down",
-    "up": "up",
-    "client state": "client_state",
-    "server state": "server_state",
-    "down once": "down_once",
-    "up once": "up_once",
-    "gradients": "gradients",
-    "passes": "passes",
-}
+#: What is measured of a method's cost: keys of the summary.
+_COSTS = ("down", "up", "client_state", "server_state", "down_once", "up_once", "gradients", "passes")
 
 
 def title(every: Sequence[Group]) -> str:
@@ -54,10 +43,11 @@ def remarks(notes: Sequence[str]) -> str:
 def results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
     """Return the table of results; each heading is a button that sorts by its column."""
     noted = any(row.notes for row in table)
-    items = [("", name, meaning) for name, meaning in tables.headings(table).items()]
-    if all(row.metric.direction == "min" for row in table):
-        for place in (_BEST, _LAST10, _FINAL):
-            items[place] = (" data-first=ascending", *items[place][1:])
+    least = ("best", "last 10", "final") if all(row.metric.direction == "min" for row in table) else ()
+    items = [
+        (" data-first=ascending" if name.startswith(least) else "", name, meaning)
+        for name, meaning in tables.headings(table).items()
+    ]
     items += [(" class=text", "notes", "how runs ended")] * noted
     names = "".join(
         f'<th scope="col"{kind}><button type="button" title="{escape(meaning)}">{escape(name)}</button></th>'
@@ -77,11 +67,6 @@ def results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
             cells.append(f'<td class="text wide">{escape("; ".join(row.notes))}</td>')
         lines.append(f"<tr{' class=best' * row.leads}>{''.join(cells)}</tr>")
     return boxed(names, lines, "results sortable", "Results")
-
-
-def best_words(every: Sequence[Group]) -> str:
-    """Say what the best value is: "highest test accuracy"."""
-    return " or ".join(f"{metric.superlative} test {metric.words}" for metric in primaries(every))
 
 
 def picture(runs: Sequence[StoredRun]) -> str:
@@ -109,13 +94,14 @@ def costs(every: Sequence[Group]) -> str:
     for group in every:
         found = next(((r.summary or {}).get("costs") for r in group.runs if r.summary), None)
         if found and isinstance(found, dict):
-            known = (figures.number(found.get(key)) for key in _COSTS.values())
+            known = (figures.number(found.get(key)) for key in _COSTS)
             lines.append(line([group.label, *("" if math.isnan(v) else f"{v:.3g}" for v in known)]))
         if privacy := next((r.privacy for r in group.runs if r.privacy), {}):
             notes.setdefault(_told(privacy), []).append(group.label)
     if not lines and not notes:
         return ""
-    table = boxed(heads(["method", *_COSTS]), lines, "plain", "Costs") if lines else ""
+    names = ["method", *(key.replace("_", " ") for key in _COSTS)]
+    table = boxed(heads(names), lines, "plain", "Costs") if lines else ""
     told = [line([", ".join(labels), note]) for note, labels in notes.items()]
     secrets = boxed(heads(["method", "what leaves a client"]), told, "wraps prose", "Privacy") if told else ""
     return section(
