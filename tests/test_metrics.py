@@ -79,7 +79,11 @@ def test_a_run_that_does_not_say_what_it_measured_is_a_classification():
 
 
 @pytest.mark.parametrize(
-    "table", [None, {}, {"name": ""}, {"name": "a", "direction": "up"}, {"name": "a", "percent": 1}, {"name": ["a"]}]
+    "table",
+    [
+        *(None, {}, {"name": ""}, {"name": ["a"]}, {"name": "\x1b"}),
+        *({"name": "a", "direction": "up"}, {"name": "a", "percent": 1}),
+    ],
 )
 def test_a_table_that_describes_no_metric_is_refused(table):
     with pytest.raises(BadInputError):

@@ -122,6 +122,24 @@ def test_a_stored_run_keeps_its_metric(make_mse, store, tmp_path):
     assert (row.best, damage) == (1.0, [])
 
 
+def test_a_metric_may_have_any_name(make_run):
+    odd = Metric("<i>$x$[red]")
+    run = make_run()
+    records = [record | {odd.key(): 0.5} for record in run.records]
+    run = dataclasses.replace(run, records=records, metrics=(odd, LOSS))
+    assert "<i>" not in render([run])
+    assert "test &lt;i&gt;$x$[red]" in render([run])
+    figure = curves([run])
+    figure.canvas.draw()
+    assert figure.axes[0].get_title(loc="left") == "test <i>$x$[red]"
+    assert str(rich_table(rows([run])).columns[2].header) == "best <i>$x$[red]"
+
+
+def test_runs_of_one_configuration_with_other_metrics_are_noted(make_mse, make_run):
+    (row,) = rows([make_run(accuracy=[0.5]), make_mse(mse=[0.25], seed=1)])
+    assert (row.best, row.notes) == (0.5, ["no test accuracy in 1 of 2 seeds"])
+
+
 def test_a_sweep_table_is_of_the_metric():
     results = [outcome(lr=lr, test=v, valid=v, at=v) for lr, v in ((0.1, 0.75), (0.2, 0.25))]
     results = [dataclasses.replace(result, metric=MSE) for result in results]

@@ -156,7 +156,7 @@ def draw_panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str,
     if not drawn:
         axes.text(0.5, 0.5, "nothing recorded", transform=axes.transAxes, ha="center", va="center", color="0.4")
         axes.set_yticks([])
-    axes.set_title(panel.title, fontsize=10.5, loc="left")
+    axes.set_title(panel.title, fontsize=10.5, loc="left", parse_math=False)  # own metrics may have any name
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     tidy(axes)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import os
 import statistics
@@ -145,13 +143,10 @@ def _order(path: Path, damage: list[str] | None) -> list[str]:
 def rows(runs: Sequence[StoredRun]) -> list[Row]:
     """Return one row per configuration, in the order in which configurations first appear."""
     table = [_row(group) for group in groups(runs)]
-    known: dict[Metric, list[float]] = {}
-    for row in table:
-        if row.best is not None:
-            known.setdefault(row.metric, []).append(row.best)
-    best = {metric: metric.pick(values) for metric, values in known.items()}
+    metrics = {row.metric for row in table}
+    best = {m: m.pick(row.best for row in table if row.metric == m and row.best is not None) for m in metrics}
     table = [dataclasses.replace(row, leads=row.best is not None and row.best == best[row.metric]) for row in table]
-    if len({row.metric for row in table}) > 1:  # then the headings have no unit
+    if len(metrics) > 1:  # then the headings have no unit
         table = [dataclasses.replace(row, label=f"{row.label}: {row.metric.title}") for row in table]
     return table
 
@@ -161,7 +156,7 @@ def _row(group: Group) -> Row:
     summaries = [_summary(run, end) for run, end in zip(group.runs, ends, strict=True)]
 
     def known(key: str) -> list[float]:
-        return [s[key] for s in summaries if s[key] is not None]
+        return [s[key] for s in summaries if s.get(key) is not None]
 
     name = group.metric.name
     best, last10 = known(f"best_{name}"), known(f"last10_{name}")
@@ -270,9 +265,6 @@ def as_csv(rows: Sequence[Row]) -> str:
     for row in as_dicts(rows):
         flat = row | {key: " ".join(map(str, row[key])) for key in ("seeds", "rounds")}
         lines.append(flat | {"notes": "; ".join(row["notes"]), "best": str(row["best"]).lower()})
-    text = io.StringIO()
-    names = dict.fromkeys(name for line in lines for name in line)
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    names = tuple(dict.fromkeys(name for line in lines for name in line))
+    values = [[line.get(name) for name in names] for line in lines]
+    return Table("table", "", names, [["" if v is None else str(v) for v in row] for row in values]).csv()

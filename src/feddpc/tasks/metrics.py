@@ -44,6 +44,8 @@ class Metric:
         for key, value in known.items():
             if type(value) is not kinds[key]:
                 raise BadInputError(f"{key} = {value!r} of a metric: must be {kinds[key].__name__}")
+            if isinstance(value, str) and not value.isprintable():
+                raise BadInputError(f"{key} = {value!r} of a metric: must be printable")
         return cls(**known)
 
     def as_dict(self) -> dict[str, Any]:
