@@ -72,8 +72,8 @@ class Table:
         for i, heading in enumerate(self.headings):
             text = self._is_text(heading)
             long = text and max((len(row[i]) for row in self.rows), default=0) > SHORT
-            side = "left" if text else "right"
-            table.add_column(Text(heading), justify=side, overflow="fold", no_wrap=not (long or wrap))
+            name, fixed = Text(heading), not (long or wrap)
+            table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=fixed)
         for i, row in enumerate(self.rows):
             table.add_row(*(Text(cell, style="bold" if i in self.bold else "") for cell in row))
         return table
