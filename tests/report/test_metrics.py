@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feddpc.report.figures import curves
-from feddpc.report.page import render
+from feddpc.report.page import embed, render
 from feddpc.report.page.embed import numbers
 from feddpc.report.table import sweep_table
 from feddpc.report.tables import as_csv, as_dicts, cells, collect, headings, rich_table, rows
@@ -109,6 +109,14 @@ def test_the_page_names_the_metric_and_sorts_from_the_smallest(compared):
     assert [group["rank"] for group in shown["groups"]] == [-4, -3]
     assert shown["runs"][0]["rounds"]["test_mse"] == [None, 4, None, 2, None, 3]
     assert shown["runs"][0]["notes"] == {}
+
+
+def test_a_page_of_too_many_rounds_holds_those_that_were_evaluated(make_mse, monkeypatch):
+    run = make_mse(mse=[float(t) if t % 10 == 0 else None for t in range(1, 101)])
+    monkeypatch.setattr(embed, "MOST_VALUES", 300)
+    rounds = numbers([run])["runs"][0]["rounds"]
+    assert rounds["round"] == [1, *range(10, 101, 10)]
+    assert rounds["test_mse"][1:] == list(range(10, 101, 10))
 
 
 def test_a_stored_run_keeps_its_metric(make_mse, store, tmp_path):

@@ -41,7 +41,7 @@ def numbers(runs: Sequence[StoredRun]) -> Json:
     shown = []
     for index, group in enumerate(every):
         for run in group.runs:
-            kept = [i for i in range(len(run.records)) if _keeps(i, len(run.records), stride)]
+            kept = _kept(run, stride)
             curves, notes = _columns(run)
             shown.append(
                 {"name": run.folder.name, "group": index, "seed": run.config.seed, "status": status(run)}
@@ -123,8 +123,16 @@ class _Shelf:
         return self._places[key]
 
 
-def _keeps(i: int, count: int, stride: int) -> bool:
-    return i in (0, count - 1) or (i + 1) % stride == 0
+def _kept(run: StoredRun, stride: int) -> list[int]:
+    """Return which records the page holds, about one of ``stride``: rounds that were evaluated come before others."""
+    count = len(run.records)
+    if stride == 1 or not count:
+        return list(range(count))
+    keys = [metric.key() for metric in run.metrics]
+    evaluated = [i for i, record in enumerate(run.records) if any(record.get(key) is not None for key in keys)]
+    chosen = evaluated or list(range(count))
+    step = math.ceil(stride * len(chosen) / count)
+    return sorted({0, count - 1, *chosen[step - 1 :: step]})
 
 
 def _columns(run: StoredRun) -> tuple[dict[str, Column], dict[str, Column]]:
