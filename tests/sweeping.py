@@ -36,8 +36,8 @@ def numbers(outcomes: list[RunResult]) -> list[tuple]:
     """Everything that must not depend on who ran them, or how often they were interrupted."""
     return [
         (
-            *(o.key, o.status, o.rounds, o.best_accuracy, o.best_round, o.last10_accuracy, o.final_accuracy),
-            *(o.validation_accuracy, o.validation_round, o.validated_accuracy),
+            *(o.key, o.status, o.rounds, o.best, o.best_round, o.last10, o.final),
+            *(o.validation, o.validation_round, o.validated),
         )
         for o in outcomes
     ]
@@ -54,6 +54,6 @@ def records(folder: Path) -> dict[str, bytes]:
 def outcome(method="fedavg", lr=0.1, seed=0, status="done", test=0.5, valid=0.5, at=0.4, hyper=None, **more):
     """A result that was never run."""
     spec = RunSpec(Config(method=method, lr=lr, seed=seed, rounds=20, hyper=hyper or {}, **more))
-    known = {"best_accuracy": test, "best_round": 10, "validation_accuracy": valid, "validation_round": 8}
-    known |= {"validated_accuracy": at, "last10_accuracy": test - 0.1}
+    known = {"best": test, "best_round": 10, "validation": valid, "validation_round": 8}
+    known |= {"validated": at, "last10": test - 0.1}
     return RunResult(key="k", spec=spec, status=status, path=Path("x"), **(known if status != "missing" else {}))

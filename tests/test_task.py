@@ -51,9 +51,10 @@ def test_evaluation_is_accuracy_and_mean_loss():
     setting = small_setting()
     task, w = setting.task, setting.w0
     logits = task.flat(w, (task.x_test if task.test_scaled else task.scaler(task.x_test)))
-    accuracy, loss = task.evaluate(w, batch_size=7)
-    assert accuracy == pytest.approx(float((logits.argmax(1) == task.y_test).double().mean()))
-    assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, task.y_test)))
+    found = task.evaluate(w, batch_size=7)
+    assert list(found) == [metric.name for metric in task.metrics] == ["accuracy", "loss"]
+    assert found["accuracy"] == pytest.approx(float((logits.argmax(1) == task.y_test).double().mean()))
+    assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, task.y_test)))
 
 
 def test_evaluation_scales_on_the_fly_when_data_are_large(monkeypatch):

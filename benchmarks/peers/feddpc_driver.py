@@ -42,7 +42,7 @@ def main() -> None:
         label = f"feddpc {feddpc.__version__}, {engine.name}"
 
         def run() -> float:
-            return run_round(setting, method, engine, progress).test_accuracy
+            return run_round(setting, method, engine, progress).metrics["test_accuracy"]
 
     seconds, accuracy = [], []
     for _ in range(args.rounds + 2):

@@ -34,6 +34,7 @@ from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import OnRound, Outcome, Stop, execute
 from feddpc.runs.tracking import Track
 from feddpc.sampling import SAMPLERS
+from feddpc.tasks.metrics import Metric
 from feddpc.torch_globals import preserve_torch_globals
 
 if TYPE_CHECKING:
@@ -96,17 +97,28 @@ class Result:
         return f"<{type(self).__name__}: {'; '.join(self._facts())}>"
 
     def _facts(self) -> list[str]:
-        config, best = self.config, self.summary["best_accuracy"]
+        config, metric = self.config, self.primary
+        best = self.summary[f"best_{metric.name}"]
         facts = [
             f"{short_name(config.method)} on {short_name(config.data)}, "
             f"{len(self.records)} of {config.rounds} rounds, {self.status}",
-            "no test accuracy" if best is None else f"best test accuracy {100 * best:.2f} %",
+            f"no test {metric.words}" if best is None else f"best test {metric.words} {metric.with_unit(best)}",
         ]
         return facts if self.folder is None else [*facts, str(self.folder)]
 
     def curve(self, name: str) -> Floats:
         """Return one value per round, NaN where there is none: ``test_accuracy``, ``train_loss``, a method's note."""
         return np.array([np.nan if r.get(name) is None else r[name] for r in self.records], dtype=np.float64)
+
+    @property
+    def primary(self) -> Metric:
+        """The metric that runs of this task are compared by."""
+        return Metric.read(self.summary["primary"])
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """All metrics of the last round that was evaluated: ``test_accuracy``, ``test_loss``."""
+        return dict(self.summary["metrics"])
 
     @property
     def test_accuracy(self) -> Floats:
@@ -126,12 +138,12 @@ class Result:
     @property
     def best_accuracy(self) -> float:
         """The largest test accuracy over rounds; NaN where no round has one."""
-        best = self.summary["best_accuracy"]
+        best = self.summary.get("best_accuracy")
         return float("nan" if best is None else best)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw accuracy and loss over rounds; save the picture if ``path`` is given."""
-        run = StoredRun(self.folder or Path(), self.config, self.records, self.summary, {})
+        """Draw the primary metric and the training loss over rounds; save the picture if ``path`` is given."""
+        run = StoredRun(self.folder or Path(), self.config, self.records, self.summary, {}, metrics=(self.primary,))
         figure = figures.curves([run])
         if path is not None:
             figures.save(figure, Path(path))

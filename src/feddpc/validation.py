@@ -49,8 +49,8 @@ class Judge:
     task: Classification
     batch_size: int
 
-    def __call__(self, w: Tensor) -> tuple[float, float]:
-        """Return accuracy and mean loss."""
+    def __call__(self, w: Tensor) -> dict[str, float]:
+        """Return the metrics of a model by name."""
         return self.task.evaluate(w, self.batch_size)
 
 

@@ -48,7 +48,7 @@ def test_the_eager_loop_computes_what_fedavg_does():
     for _ in range(3):
         accuracy = eager()
         record = run_round(setting, method, Loop(), progress)
-    assert record.test_accuracy == pytest.approx(accuracy, abs=0.011)
+    assert record.metrics["test_accuracy"] == pytest.approx(accuracy, abs=0.011)
     own = torch.cat([value.flatten() for value in eager.state.values()])
     torch.testing.assert_close(progress.w, own, rtol=1e-4, atol=1e-5)
 

@@ -45,8 +45,8 @@ def test_samples_held_out_are_judged_within_the_round(name, monkeypatch):
     setting = setting_for(VARIANTS[name], validation=0.2, seed=3)
     monkeypatch.setattr(type(setting.task), "evaluate", None)
     _, records = run_rounds(setting, VARIANTS[name], Cuda(anywhere=True), 2)
-    assert all(0 <= record.validation[0] <= 1 for record in records)
-    assert records[0].validation != (records[0].test_accuracy, records[0].test_loss)
+    assert all(0 <= record.metrics["validation_accuracy"] <= 1 for record in records)
+    assert records[0].metrics["validation_loss"] != records[0].metrics["test_loss"]
 
 
 def test_nothing_is_captured_again():

@@ -233,7 +233,7 @@ class TestRecords:
             evaluate_fn=lambda t, arrays: MetricRecord({"mine": float(t)}),
         )
         assert result.evaluate_metrics_serverapp[2]["mine"] == 2.0
-        assert result.evaluate_metrics_serverapp[2]["accuracy"] == strategy.records[1].test_accuracy
+        assert result.evaluate_metrics_serverapp[2]["accuracy"] == strategy.records[1].metrics["test_accuracy"]
 
 
 def test_a_malformed_reply_does_not_end_a_run_with_faults():

@@ -68,7 +68,7 @@ def test_a_killed_server_goes_on_where_it_was(name, nodes, tmp_path):
     assert sorted(result.train_metrics_clientapp) == [r.round for r in again.records if r.participants]
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
-    assert [line["test_loss"] for line in lines] == [r.test_loss for r in whole.records]
+    assert [line["test_loss"] for line in lines] == [r.metrics["test_loss"] for r in whole.records]
 
 
 def test_without_a_folder_a_client_that_restarts_has_forgotten_and_says_so(tmp_path, caplog):
@@ -209,5 +209,5 @@ def test_a_finished_run_reads_like_one_of_the_simulator(tmp_path):
     run = load(tmp_path / "run")
     assert run.config.engine == "flower"
     assert run.summary["status"] == "finished"
-    assert run.summary["final_accuracy"] == strategy.records[-1].test_accuracy
+    assert run.summary["final_accuracy"] == strategy.records[-1].metrics["test_accuracy"]
     assert [r["participants"] for r in run.records] == [r.participants for r in strategy.records]

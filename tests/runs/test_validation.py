@@ -16,10 +16,12 @@ from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError
-from feddpc.runs.record import VALIDATION, read_records
+from feddpc.runs.record import read_records
 from feddpc.runs.runner import execute
 from feddpc.validation import held_out
 from support import VARIANTS, blobs, run_rounds, tiny_net, uneven
+
+VALIDATION = ("validation_accuracy", "validation_loss")
 
 
 def judged(validation=0.2, data=None, **values):
@@ -75,7 +77,8 @@ def test_every_engine_judges_the_model_that_the_test_set_judges(name, engine):
     assert np.array_equal(setting.held_out, held)
     _, records = run_rounds(for_method(setting, method), method, engine(), 3)
     for record in records:
-        assert record.validation == pytest.approx((record.test_accuracy, record.test_loss), abs=1e-9)
+        for name in ("accuracy", "loss"):
+            assert record.metrics[f"validation_{name}"] == pytest.approx(record.metrics[f"test_{name}"], abs=1e-9)
 
 
 def test_the_curve_on_the_test_set_does_not_depend_on_being_judged():
@@ -85,8 +88,8 @@ def test_the_curve_on_the_test_set_does_not_depend_on_being_judged():
     one, left = run_rounds(setting, method, Loop(), 3)
     two, right = run_rounds(unjudged, method, Loop(), 3)
     assert torch.equal(one.w, two.w)
-    assert [r.test_loss for r in left] == [r.test_loss for r in right]
-    assert [r.validation for r in right] == [None] * 3
+    assert [r.metrics["test_loss"] for r in left] == [r.metrics["test_loss"] for r in right]
+    assert not any(name in r.metrics for r in right for name in VALIDATION)
 
 
 def test_records_and_summary_say_what_validation_chooses(tmp_path):

@@ -19,9 +19,9 @@ def test_each_criterion_has_its_own_winner_and_its_own_worth():
     ]
     by_validation, by_test = choose_both(outcomes)
     assert (by_validation.by, by_validation.settings, by_validation.score) == ("validation", {"lr": 0.1}, 0.70)
-    assert (by_validation.test_accuracy, by_validation.round) == (0.55, 8)
+    assert (by_validation.test, by_validation.round) == (0.55, 8)
     assert (by_test.by, by_test.settings, by_test.score) == ("test", {"lr": 0.2}, 0.65)
-    assert (by_test.test_accuracy, by_test.round, by_test.validation_accuracy) == (0.65, 10, 0.60)
+    assert (by_test.test, by_test.round, by_test.validation) == (0.65, 10, 0.60)
 
 
 def test_the_mean_over_seeds_decides():
@@ -29,7 +29,7 @@ def test_the_mean_over_seeds_decides():
     steady = [outcome(lr=0.2, seed=s, valid=0.6, at=a) for s, a in ((0, 0.5), (1, 0.7))]
     (choice,) = choose(lucky + steady)
     assert (choice.settings, choice.score, choice.seeds) == ({"lr": 0.2}, 0.6, 2)
-    assert choice.test_accuracy == pytest.approx(0.6)
+    assert choice.test == pytest.approx(0.6)
     assert choice.test_spread == pytest.approx(0.02**0.5)
     assert choice.results == steady
 
@@ -56,7 +56,7 @@ def test_a_seed_that_nobody_asked_for_is_missing():
 
 def test_where_nothing_ended_nothing_is_chosen():
     (choice,) = choose([outcome(status="diverged"), outcome(lr=0.2, status="missing")])
-    assert (choice.settings, choice.score, choice.test_accuracy, choice.round) == (None, None, None, None)
+    assert (choice.settings, choice.score, choice.test, choice.round) == (None, None, None, None)
     assert (choice.tried, choice.diverged, choice.missing) == (0, 1, 1)
     assert choose([]) == []
 

@@ -23,7 +23,8 @@ def test_a_sweep_adds_less_than_a_fiftieth_to_its_rounds(tmp_path, monkeypatch):
         """A round that takes no time."""
         progress.round += 1
         ten = list(range(10))
-        return RoundRecord(progress.round, 0.5, 1.0, 1.0, 0.0, ten, [], [], {"mean_scale": 1.0}, None, (0.5, 1.0))
+        metrics = {"test_accuracy": 0.5, "test_loss": 1.0, "validation_accuracy": 0.5, "validation_loss": 1.0}
+        return RoundRecord(progress.round, 1.0, 0.0, ten, [], [], {"mean_scale": 1.0}, metrics=metrics)
 
     monkeypatch.setattr(runner, "run_round", at_once)
 

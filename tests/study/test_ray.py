@@ -79,7 +79,7 @@ def test_a_killed_worker_does_not_change_the_table(tmp_path, cluster, gate, monk
     assert numbers(outcomes) == numbers(whole)
     assert records(tmp_path / "ray") == records(tmp_path / "whole")
     for by in ("validation", "test"):
-        tables = [[(c.method, c.settings, c.score, c.test_accuracy) for c in choose(o, by)] for o in (outcomes, whole)]
+        tables = [[(c.method, c.settings, c.score, c.test) for c in choose(o, by)] for o in (outcomes, whole)]
         assert tables[0] == tables[1]
     assert not (tmp_path / "ray" / "failed").exists()
     assert not (tmp_path / "ray" / "damaged").exists()

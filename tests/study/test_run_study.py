@@ -78,9 +78,9 @@ def test_outcomes_come_in_the_order_of_the_items(tmp_path, whole):
         assert outcome.status == "done"
         rows = outcome.records()
         assert [row["round"] for row in rows] == [1, 2, 3, 4]
-        assert outcome.best_accuracy == max(row["test_accuracy"] for row in rows)
-        assert outcome.validated_accuracy == rows[outcome.validation_round - 1]["test_accuracy"]
-        assert outcome.validation_accuracy == max(row["validation_accuracy"] for row in rows)
+        assert outcome.best == max(row["test_accuracy"] for row in rows)
+        assert outcome.validated == rows[outcome.validation_round - 1]["test_accuracy"]
+        assert outcome.validation == max(row["validation_accuracy"] for row in rows)
 
 
 def test_an_item_gives_what_an_ordinary_run_gives(tmp_path, whole):
@@ -292,7 +292,7 @@ def test_results_are_derived_and_can_be_made_anew(tmp_path, whole):
     folder = tmp_path / "whole"
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     assert [row["key"] for row in rows] == [o.key for o in whole]
-    assert [row["best_accuracy"] for row in rows] == [o.best_accuracy for o in whole]
+    assert [row["best_accuracy"] for row in rows] == [o.best for o in whole]
     assert rows[0]["settings"]["lr"] == 0.3
     assert rows[0]["path"] == f"items/{whole[0].key}"
     head, *lines = (folder / "results.csv").read_text().splitlines()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from feddpc.registry import short_name
+from feddpc.tasks.metrics import METRICS, Metric, primary_name
 
 if TYPE_CHECKING:
     from feddpc.config import Config
@@ -26,7 +27,8 @@ class Display:
         self.console, self.quiet = console, quiet
         self.live = _bar(console) if console.is_terminal and not quiet else None
         self.task: TaskID | None = None
-        self.label, self.rounds, self.best = "", 0, 0.0
+        self.label, self.rounds = "", 0
+        self.best: float | None = None
         self.began = self.printed = self.first = 0.0
 
     def __enter__(self) -> Display:
@@ -41,7 +43,7 @@ class Display:
     def begin(self, config: Config) -> None:
         """A run starts or goes on."""
         self.label = f"{short_name(config.method)} seed {config.seed}"
-        self.rounds, self.best = config.rounds, 0.0
+        self.rounds, self.best = config.rounds, None
         self.began = self.printed = time.monotonic()
         self.first = 0.0
         if self.live:
@@ -51,9 +53,14 @@ class Display:
         """A round is finished."""
         if self.quiet:
             return
-        done, accuracy = record["round"], record["test_accuracy"]
-        self.best = max(self.best, accuracy or 0.0)
-        state = f"accuracy {_percent(accuracy)}  best {_percent(self.best)}  loss {_number(record['train_loss'])}"
+        done, name = record["round"], primary_name(record)
+        metric = METRICS.get(name, Metric(name))
+        value = record.get(metric.key())
+        self.best = metric.pick([known for known in (self.best, value) if known is not None])
+        state = f"{metric.words} {metric.with_unit(value)}"
+        if name in METRICS:  # else the direction is not known here
+            state += f"  best {metric.with_unit(self.best)}"
+        state += f"  loss {_number(record['train_loss'])}"
         if record.get("epsilon") is not None:
             state += f"  epsilon {record['epsilon']:.2f}"
         now = time.monotonic()
@@ -127,10 +134,6 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(compact=True),
         console=console,
     )
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}%"
 
 
 def _number(value: float | None) -> str:

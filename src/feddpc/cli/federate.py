@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from feddpc.tasks.metrics import Metric
+
 app = typer.Typer(cls=Group, help="Run a real federation over Flower.", no_args_is_help=True)
 
 
@@ -119,21 +121,23 @@ def _show(run: Path, folder: Path, console: Console, quiet: bool) -> None:
     flags.warn_of_failures(failures, folder)
     if quiet:
         return
-    console.print(_curve(runs[0].records))
+    console.print(_curve(runs[0].records, runs[0].primary))
     console.print(tables.rich_table(tables.rows(runs)))
     for path in paths:
         if path.suffix != ".csv":
             console.print(f"{path.stem}: {path}", highlight=False, markup=False)
 
 
-def _curve(records: list[dict[str, Any]], most: int = 20) -> Table:
-    """Return the accuracy over rounds as a table with bars; of many rounds, every so manieth and the last."""
+def _curve(records: list[dict[str, Any]], metric: Metric, most: int = 20) -> Table:
+    """Return the metric over rounds as a table with bars; of many rounds, every so manieth and the last."""
     from rich.table import Table
 
-    table = Table("round", "clients", "accuracy %", "", box=None, pad_edge=False)
+    table = Table("round", "clients", metric.words + " %" * metric.percent, "", box=None, pad_edge=False)
+    values = [record[metric.key()] for record in records]
+    full = 1.0 if metric.percent else max((abs(value) for value in values if value is not None), default=1.0) or 1.0
     step = -(-len(records) // most)
     for record in records[::-1][::step][::-1]:
-        accuracy = record["test_accuracy"] or 0.0
+        value = record[metric.key()]
         who = ", ".join(map(str, record["participants"]))
-        table.add_row(str(record["round"]), who, f"{100 * accuracy:.2f}", "█" * round(40 * accuracy))
+        table.add_row(str(record["round"]), who, metric.text(value), "█" * round(40 * (value or 0.0) / full))
     return table

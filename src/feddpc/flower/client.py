@@ -205,9 +205,8 @@ class _NodePool:
         if not len(node.world.data.y_test):
             raise BadInputError("this node has no test samples: let data() return (x, y, x_test, y_test)")
         w = self._weights(node, content)
-        accuracy, loss = node.task.evaluate(w)
         count = len(node.world.data.y_test)
-        return {"metrics": MetricRecord({"num-examples": count, "accuracy": accuracy, "loss": loss})}
+        return {"metrics": MetricRecord({"num-examples": count, **node.task.evaluate(w)})}
 
     # Helpers.
 

@@ -211,8 +211,8 @@ class ClientAppExchange(Exchange):
         loss = float(losses[outcome.kept][outcome.cohort.steps > 0].mean())
         return Summary(loss, {"train-loss": loss})
 
-    def evaluate(self, w: Tensor) -> tuple[float, float]:
-        """Return accuracy and loss on the server's test set."""
+    def evaluate(self, w: Tensor) -> dict[str, float]:
+        """Return the metrics on the server's test set by name."""
         return self.assets.evaluate(w)
 
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:

@@ -40,6 +40,7 @@ from feddpc.runs import checkpoint
 from feddpc.runs.append_log import AppendLog
 from feddpc.runs.record import RunFolder, environment, is_run, line, summarize
 from feddpc.runs.runner import fingerprint, reopen
+from feddpc.tasks.metrics import CLASSIFICATION, named
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 #: The file of a run folder that lists the replies that did not count.
@@ -157,9 +158,9 @@ class Exchange(ABC):
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
         """Report a round in which the updates of clients ``ids`` count, before the model moves."""
 
-    def evaluate(self, w: Tensor) -> tuple[float, float]:
-        """Return accuracy and loss of a model on the server's test set."""
-        return float("nan"), 0.0
+    def evaluate(self, w: Tensor) -> dict[str, float]:
+        """Return the metrics of a model on the server's test set by name; nothing where it has none."""
+        return {}
 
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Return the messages that ask clients to evaluate the model."""
@@ -389,8 +390,12 @@ class MethodStrategy(FedAvg):
 
     def _measured(self, done: int) -> dict[int, MetricRecord]:
         """Return what the server measured on its own test set, by the rounds of this process."""
-        measured = [r for r in self.records if np.isfinite(r.test_accuracy)]
-        return {r.round - done: MetricRecord({"accuracy": r.test_accuracy, "loss": r.test_loss}) for r in measured}
+        measured = {}
+        for record in self.records:
+            known = {k.removeprefix("test_"): v for k, v in record.metrics.items() if v is not None}
+            if known:
+                measured[record.round - done] = MetricRecord({**known})
+        return measured
 
     # The end of a round.
 
@@ -455,11 +460,10 @@ class MethodStrategy(FedAvg):
         refused, self.pending = self.pending + refused, []
         self.refusals += refused
         self.now.round = t
-        accuracy, test_loss = self.exchange.evaluate(self.method.evaluated(self.now.w, self.now.server))
+        measured = self.exchange.evaluate(self.method.evaluated(self.now.w, self.now.server))
         record = RoundRecord(
             round=t,
-            test_accuracy=accuracy,
-            test_loss=test_loss,
+            metrics=named("test", CLASSIFICATION, measured),
             train_loss=loss,
             seconds=time.perf_counter() - self._began,
             participants=ids.tolist(),

@@ -275,10 +275,10 @@ class ServerAssets:
         scaler = self.scaler or make_scaler(scaling, data)
         return Classification(self.network, data, scaler, dtype=self.dtype, half=self.config.precision == "bf16")
 
-    def evaluate(self, w: Tensor) -> tuple[float, float]:
-        """Return accuracy and loss of a model on the test set."""
+    def evaluate(self, w: Tensor) -> dict[str, float]:
+        """Return the metrics of a model on the test set by name; nothing where there is none."""
         if self.task is None or self.test is None:
-            return float("nan"), 0.0
+            return {}
         return self.task.evaluate(w)
 
     def data(self, elsewhere: int) -> Dataset | None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from feddpc.paper import published
 from feddpc.paper.study import Row, Study
 from feddpc.report import figures as house
-from feddpc.report.figures import CURVES, GEOMETRY, Panel
+from feddpc.report.figures import GEOMETRY, TRAIN_LOSS, Panel, metric_panel
 from feddpc.report.groups import Group
+from feddpc.tasks.metrics import ACCURACY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 #: Color and dashes by label.
 Style = dict[str, tuple[str, Any]]
 RED, BLUE = "#cc3311", "#0077bb"
+CURVES = (metric_panel(ACCURACY), TRAIN_LOSS)
 _SIDE = 5.2  #: inches of one pair of axes
 
 

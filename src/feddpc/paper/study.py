@@ -13,7 +13,7 @@ from feddpc.config import Config
 from feddpc.paper import published
 from feddpc.paper.statistics import Estimate, estimate
 from feddpc.report.groups import Group, status
-from feddpc.runs.record import StoredRun, summarize
+from feddpc.runs.record import StoredRun
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def accuracies(run: StoredRun) -> list[float | None]:
 
 def score(run: StoredRun) -> dict[str, float]:
     """Return the measures of a run that are known, none without a test accuracy; accuracies are shares from 0 to 1."""
-    summary = summarize(run.config, run.records, status(run), None)
+    summary = run.summarize(status(run))
     if summary["best_accuracy"] is None:
         return {}
     measures = {

@@ -1,4 +1,4 @@
-"""The curves of a comparison: one colour a configuration, the mean over its seeds in a band from lowest to highest."""
+"""Curves of a comparison: one colour per configuration, the mean over its seeds in a band from lowest to highest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddpc.errors import BadInputError
-from feddpc.report.groups import Group, groups, status
+from feddpc.report.groups import Group, groups, primaries, status
 from feddpc.runs.record import StoredRun
 from feddpc.storage import replace_file, replace_text
+from feddpc.tasks.metrics import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Masked = np.ma.MaskedArray[Any, np.dtype[np.float64]]
 
 _RED = "#cc3311"  # FedDPC, as in the paper's figures
 #: Told apart by colour-blind readers, from each other and from the red (after Paul Tol's vibrant and bright schemes);
@@ -59,17 +62,27 @@ class Panel:
     log: bool = False  #: a logarithmic scale, if all values are positive and far apart
 
 
-CURVES = (Panel("test_accuracy", "test accuracy (%)", 100.0), Panel("train_loss", "training loss", log=True))
+TRAIN_LOSS = Panel("train_loss", "training loss", log=True)
 GEOMETRY = (
     Panel("mean_scale", "mean scale of the updates", log=True),
     Panel("mean_cosine", "mean cosine to the last step"),
 )
 
 
-def curves(runs: Sequence[StoredRun]) -> Figure:
-    """Draw test accuracy and training loss over the rounds; the last round of a run that diverged bears a cross.
+def metric_panel(metric: Metric, part: str = "test") -> Panel:
+    """Return the axes of a metric: in percent where it is a share, perhaps logarithmic where less is better.
 
-    Where some seeds have ended or lack a value, the mean of the others goes on as a thin dashed line.
+    >>> metric_panel(Metric("mse", "min"))
+    Panel(key='test_mse', title='test mse', factor=1.0, log=True)
+    """
+    return Panel(metric.key(part), f"{part} {metric.title}", metric.factor, metric.direction == "min")
+
+
+def curves(runs: Sequence[StoredRun]) -> Figure:
+    """Draw primary metric and training loss over the rounds; the last round of a run that diverged bears a cross.
+
+    Where some seeds have ended or lack a value, the mean of the others goes on as a thin dashed line. Where rounds were
+    not evaluated, dots mark those that were.
     """
     if not runs:
         raise BadInputError("no runs to draw: give at least one")
@@ -93,13 +106,14 @@ def _draw(every: Sequence[Group]) -> Figure:
     from matplotlib.lines import Line2D
 
     style = {group.label: s for group, s in zip(every, styles(every), strict=True)}
-    crossed = any(_end(run, panel.key) for g in every for run in g.runs for panel in CURVES)
+    panels = [*map(metric_panel, primaries(every)), TRAIN_LOSS]
+    crossed = any(_end(run, panel.key) for g in every for run in g.runs for panel in panels)
     names = [_short(g.label) for g in every] + ["diverged"] * crossed
-    width = 5.2 * len(CURVES)
+    width = 5.2 * len(panels)
     columns = legend_columns(names, width)
     figure = Figure(figsize=(width, 3.3 + 0.22 * math.ceil(len(names) / columns)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, panel in zip(figure.subplots(1, len(CURVES)), CURVES, strict=True):
+    for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
         draw_panel(axes, panel, every, style)
     handles = [Line2D([], [], color=style[g.label][0], linestyle=style[g.label][1], linewidth=2) for g in every]
     handles += [Line2D([], [], color="0.3", marker="x", linestyle="none")] * crossed
@@ -128,11 +142,12 @@ def draw_panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str,
 
     drawn = []
     for group in some:
-        values = panel.factor * _matrix(group.runs, panel.key)
-        if np.isfinite(values).any():
-            drawn.append(values[np.isfinite(values)])
+        rounds, table = _matrix(group.runs, panel.key)
+        values = np.ma.masked_invalid(panel.factor * table)
+        if values.count():
+            drawn.append(values.compressed())
             colour, dashes = style[group.label]
-            _curve(axes, values, colour, dashes, on_top=colour == _RED)
+            _curve(axes, rounds, values, colour, dashes, on_top=colour == _RED)
             for x, y in filter(None, (_end(run, panel.key) for run in group.runs)):
                 axes.plot(x, panel.factor * y, "x", color=colour, markersize=7, markeredgewidth=1.8, zorder=5)
     seen = np.concatenate(drawn) if drawn else np.empty(0)
@@ -141,7 +156,7 @@ def draw_panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str,
     if not drawn:
         axes.text(0.5, 0.5, "nothing recorded", transform=axes.transAxes, ha="center", va="center", color="0.4")
         axes.set_yticks([])
-    axes.set_title(panel.title, fontsize=10.5, loc="left")
+    axes.set_title(panel.title, fontsize=10.5, loc="left", parse_math=False)  # own metrics may have any name
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     tidy(axes)
@@ -155,15 +170,11 @@ def tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=9)
 
 
-def _curve(axes: Axes, values: Floats, colour: str, dashes: Any, on_top: bool) -> None:
-    """Draw one configuration, ``values`` by seed and round."""
-    there = np.isfinite(values)
-    count = there.sum(0)
-    total = np.where(there, values, 0.0).sum(0)
-    mean = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
-    low = np.where(there, values, np.inf).min(0)
-    high = np.where(there, values, -np.inf).max(0)
-    x = np.arange(1, len(mean) + 1)
+def _curve(axes: Axes, rounds: Ints, values: Masked, colour: str, dashes: Any, on_top: bool) -> None:
+    """Draw one configuration, ``values`` by seed and round, over the ``rounds`` that were evaluated."""
+    sparse = bool((np.diff(rounds) > 1).any())
+    mean, low, high = (found.filled(np.nan) for found in (values.mean(0), values.min(0), values.max(0)))
+    count = values.count(0)
     z = 4 if on_top else 3
     full = count == len(values)
     # Apart, lest a seed that drops out draw a jump that no seed made.
@@ -171,24 +182,35 @@ def _curve(axes: Axes, values: Floats, colour: str, dashes: Any, on_top: bool) -
         if not shown.any():
             continue
         if len(values) > 1:
-            axes.fill_between(x, low, high, where=shown.tolist(), color=colour, alpha=0.16, linewidth=0, zorder=z - 2)
+            axes.fill_between(
+                rounds, low, high, where=shown.tolist(), color=colour, alpha=0.16, linewidth=0, zorder=z - 2
+            )
         line = np.where(shown, mean, np.nan)
-        axes.plot(x, line, color=colour, linestyle=dash, linewidth=width, zorder=z, **_dots(line))
+        axes.plot(rounds, line, color=colour, linestyle=dash, linewidth=width, zorder=z, **_dots(line, sparse))
 
 
-def _dots(values: Floats) -> dict[str, Any]:
-    """Mark points without neighbours: no line goes through them, so they would not show."""
+def _dots(values: Floats, sparse: bool) -> dict[str, Any]:
+    """Mark points without neighbours: no line goes through them; and all points where rounds between are left out."""
+    if sparse:
+        return {"marker": "o", "markersize": 3}
     there = np.pad(np.isfinite(values), 1)
     alone = there[1:-1] & ~there[:-2] & ~there[2:]
     return {"marker": "o", "markersize": 4, "markevery": np.flatnonzero(alone).tolist()} if alone.any() else {}
 
 
-def _matrix(runs: Sequence[StoredRun], key: str) -> Floats:
-    """Return a value by seed and round; NaN where there is none."""
+def _matrix(runs: Sequence[StoredRun], key: str) -> tuple[Ints, Floats]:
+    """Return the rounds of a curve, and its values by seed and round; NaN where there is none.
+
+    If ``key`` is that of a metric, rounds in which no seed was evaluated are left out.
+    """
     table = np.full((len(runs), max(len(run.records) for run in runs)), np.nan)
+    metrics = {metric.key(key.partition("_")[0]) for run in runs for metric in run.metrics}
+    evaluated = np.full(table.shape[1], key not in metrics)
     for values, run in zip(table, runs, strict=True):
         values[: len(run.records)] = [number(record.get(key)) for record in run.records]
-    return table
+        for t, record in enumerate(run.records):
+            evaluated[t] |= any(record.get(name) is not None for name in metrics)
+    return np.flatnonzero(evaluated) + 1, table[:, evaluated]
 
 
 def number(value: Any) -> float:

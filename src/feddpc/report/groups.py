@@ -10,6 +10,7 @@ from typing import Any
 from feddpc.config import execution_keys, keys, option_tables
 from feddpc.registry import short_name
 from feddpc.runs.record import StoredRun
+from feddpc.tasks.metrics import Metric
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Group:
     def method(self) -> str:
         """Name of the method."""
         return short_name(self.runs[0].config.method)
+
+    @property
+    def metric(self) -> Metric:
+        """What the runs are compared by."""
+        return self.runs[0].primary
 
     @property
     def hyper(self) -> dict[str, Any]:
@@ -49,6 +55,11 @@ def settings(run: StoredRun, aside: Iterable[str] = ("seed",)) -> dict[str, Any]
     values = run.config.asdict()
     plain = {k: short_name(v) if keys()[k].kind else v for k, v in values.items() if k not in left_out}
     return plain | {f"{part}.{k}": v for part, name in option_tables().items() for k, v in values[name].items()}
+
+
+def primaries(every: Iterable[Group]) -> list[Metric]:
+    """Return the metrics that the groups are compared by: one, unless they have different tasks."""
+    return list(dict.fromkeys(group.metric for group in every))
 
 
 def status(run: StoredRun) -> str:

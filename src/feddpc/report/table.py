@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from feddpc.report.groups import show
 from feddpc.study.choose import Choice
+from feddpc.tasks.metrics import ACCURACY
 
 if TYPE_CHECKING:
     import rich.table
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 #: Text of at most so many characters is not wrapped.
 SHORT = 12
 SWEEP_LEGEND = (
-    "Accuracies in %, mean over seeds ± sample standard deviation. test: for a setting chosen by validation, in the "
-    "round that validation data choose; for one chosen by test, the highest of any round, which is optimistic. budget: "
+    "Values: {}, mean over seeds ± sample standard deviation. test: for a setting chosen by validation, in the "
+    "round that validation data choose; for one chosen by test, the best of any round, which is optimistic. budget: "
     "settings x seeds x rounds."
 )
+#: A share as percent, with its spread if there is one.
+percent = ACCURACY.text
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Table:
         for i, heading in enumerate(self.headings):
             text = self._is_text(heading)
             long = text and max((len(row[i]) for row in self.rows), default=0) > SHORT
-            table.add_column(heading, justify="left" if text else "right", overflow="fold", no_wrap=not (long or wrap))
+            name, fixed = Text(heading), not (long or wrap)
+            table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=fixed)
         for i, row in enumerate(self.rows):
             table.add_row(*(Text(cell, style="bold" if i in self.bold else "") for cell in row))
         return table
@@ -86,17 +90,6 @@ def _piped(cells: tuple[str, ...] | list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def percent(mean: float | None, spread: float | None = None) -> str:
-    """Return a share as percent.
-
-    >>> percent(0.544, 0.0031), percent(0.5), percent(None)
-    ('54.40 ± 0.31', '50.00', '-')
-    """
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
-
-
 def sweep_table(choices: Sequence[Choice], select: str) -> Table:
     """Return what a sweep chose: two rows per method and problem, those chosen by ``select`` in bold."""
     order = [(choice.method, choice.problem) for choice in choices]
@@ -108,7 +101,7 @@ def sweep_table(choices: Sequence[Choice], select: str) -> Table:
         "",
         (*headings, *(["notes"] if noted else [])),
         [[*_choice_cells(choice), *(["; ".join(choice.notes)] if noted else [])] for choice in rows],
-        [SWEEP_LEGEND],
+        [SWEEP_LEGEND.format(", ".join(dict.fromkeys(choice.metric.title for choice in rows)))],
         frozenset(i for i, choice in enumerate(rows) if choice.by == select),
         frozenset({"chosen by", "setting", "notes"}),
     )
@@ -122,9 +115,9 @@ def _choice_cells(choice: Choice) -> list[str]:
         " ".join([choice.method, *(f"{k}={show(v)}" for k, v in choice.problem.items())]),
         choice.by,
         "nothing can be chosen" if choice.settings is None else setting or "defaults",
-        percent(choice.validation_accuracy),
-        percent(choice.test_accuracy, choice.test_spread),
+        choice.metric.text(choice.validation),
+        choice.metric.text(choice.test, choice.test_spread),
         "-" if choice.round is None else str(choice.round),
-        percent(choice.last10_accuracy),
+        choice.metric.text(choice.last10),
         f"{choice.count}x{choice.seeds}x{choice.rounds}",
     ]

@@ -2,55 +2,70 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddpc.errors import RunFolderError
 from feddpc.report.groups import Group, groups, status
-from feddpc.report.table import Table, percent
-from feddpc.runs.record import StoredRun, is_run, load, summarize
+from feddpc.report.table import Table
+from feddpc.runs.record import StoredRun, is_run, load
 from feddpc.storage import explain_os_errors
+from feddpc.tasks.metrics import Metric
 
 if TYPE_CHECKING:
     import rich.table
 
-#: Heading of every column but the notes, and what it means.
-HEADINGS = {
-    "method": "the method, and what sets it apart from the others here",
-    "seeds": "the seeds that the row is the mean of",
-    "best %": "highest test accuracy of any round, mean over seeds ± sample standard deviation",
-    "round": "the round of the highest test accuracy, mean over seeds",
-    "last 10 %": "test accuracy over the last ten rounds, mean over seeds ± sample standard deviation",
-    "final %": "test accuracy of the last round, mean over seeds",
-    "s/round": "seconds per round, mean over seeds and rounds but the first",
-    "rounds": "rounds done",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One configuration over its seeds. Accuracies are shares from 0 to 1; None is what is not known."""
+    """One configuration over its seeds: the values of its primary metric on the test set; None is what is not known."""
 
     label: str
     seeds: list[int]
-    best_accuracy: float | None
+    metric: Metric
+    best: float | None
     best_spread: float | None  #: sample standard deviation; None for one seed
     best_round: int | None  #: mean of the seeds' best rounds
-    last10_accuracy: float | None
+    last10: float | None
     last10_spread: float | None
-    final_accuracy: float | None
+    final: float | None
     seconds_per_round: float | None
-    rounds: list[int]  #: rounds done, a seed
+    rounds: list[int]  #: rounds done, per seed
     notes: list[str]  #: what a reader must know before comparing
-    best: bool = False  #: whether no other row has a higher ``best_accuracy``
+    leads: bool = False  #: whether no other row with this metric has a better ``best``
+
+
+def best_words(metrics: Iterable[Metric]) -> str:
+    """Say what the best value is.
+
+    >>> best_words([Metric("accuracy")])
+    'highest test accuracy'
+    """
+    return " or ".join(f"{metric.superlative} test {metric.words}" for metric in metrics)
+
+
+def headings(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the heading of every column but the notes, and what it means."""
+    metrics = list(dict.fromkeys(row.metric for row in rows))
+    unit = metrics[0].heading if len(metrics) == 1 else ""
+    words = " or ".join(metric.words for metric in metrics)
+    best = best_words(metrics)
+    return {
+        "method": "the method, and what sets it apart from the others here",
+        "seeds": "the seeds that the row is the mean of",
+        f"best {unit}".rstrip(): f"{best} of any round, mean over seeds ± sample standard deviation",
+        "round": f"the round of the {best}, mean over seeds",
+        f"last 10 {unit}".rstrip(): f"test {words} over the last ten rounds evaluated, mean ± deviation as before",
+        f"final {unit}".rstrip(): f"test {words} of the last round evaluated, mean over seeds",
+        "s/round": "seconds per round, mean over seeds and rounds but the first",
+        "rounds": "rounds done",
+    }
 
 
 def collect(folder: Path, damage: list[str] | None = None) -> list[StoredRun]:
@@ -84,10 +99,11 @@ def collect(folder: Path, damage: list[str] | None = None) -> list[StoredRun]:
 def _sound(run: StoredRun, damage: list[str]) -> StoredRun:
     """Return a run without the records from the first one on that lacks what every record has."""
     for i, record in enumerate(run.records):
-        known = [record.get(key, "") for key in ("test_accuracy", "seconds")]
+        known = [record.get(key, "") for key in (run.primary.key(), "seconds")]
         if not all(v is None or isinstance(v, int | float) for v in known) or known[1] is None:
             where = f"{run.folder / 'rounds.jsonl'}, line {i + 1}"
-            damage.append(f"{where}: accuracy or seconds are missing; the rounds from there on are left out")
+            missing = f"{run.primary.words} or seconds are missing"
+            damage.append(f"{where}: {missing}; the rounds from there on are left out")
             return dataclasses.replace(run, records=run.records[:i])
     return run
 
@@ -125,10 +141,14 @@ def _order(path: Path, damage: list[str] | None) -> list[str]:
 
 
 def rows(runs: Sequence[StoredRun]) -> list[Row]:
-    """Return one row a configuration, in the order in which configurations first appear."""
+    """Return one row per configuration, in the order in which configurations first appear."""
     table = [_row(group) for group in groups(runs)]
-    most = max((row.best_accuracy for row in table if row.best_accuracy is not None), default=None)
-    return [dataclasses.replace(row, best=most is not None and row.best_accuracy == most) for row in table]
+    metrics = {row.metric for row in table}
+    best = {m: m.pick(row.best for row in table if row.metric == m and row.best is not None) for m in metrics}
+    table = [dataclasses.replace(row, leads=row.best is not None and row.best == best[row.metric]) for row in table]
+    if len(metrics) > 1:  # then the headings have no unit
+        table = [dataclasses.replace(row, label=f"{row.label}: {row.metric.title}") for row in table]
+    return table
 
 
 def _row(group: Group) -> Row:
@@ -136,19 +156,21 @@ def _row(group: Group) -> Row:
     summaries = [_summary(run, end) for run, end in zip(group.runs, ends, strict=True)]
 
     def known(key: str) -> list[float]:
-        return [s[key] for s in summaries if s[key] is not None]
+        return [s[key] for s in summaries if s.get(key) is not None]
 
-    best, last10 = known("best_accuracy"), known("last10_accuracy")
+    name = group.metric.name
+    best, last10 = known(f"best_{name}"), known(f"last10_{name}")
     best_round = _mean(known("best_round"))
     return Row(
         label=group.label,
         seeds=[run.config.seed for run in group.runs],
-        best_accuracy=_mean(best),
+        metric=group.metric,
+        best=_mean(best),
         best_spread=_spread(best),
         best_round=None if best_round is None else round(best_round),
-        last10_accuracy=_mean(last10),
+        last10=_mean(last10),
         last10_spread=_spread(last10),
-        final_accuracy=_mean(known("final_accuracy")),
+        final=_mean(known(f"final_{name}")),
         seconds_per_round=_mean(known("seconds_per_round")),
         rounds=[len(run.records) for run in group.runs],
         notes=_notes(group, ends, len(best)),
@@ -158,7 +180,7 @@ def _row(group: Group) -> Row:
 def _summary(run: StoredRun, end: str) -> dict[str, Any]:
     # Computed anew even where there is a summary.json: the records are the evidence, and the two cannot disagree here.
     try:
-        return summarize(run.config, run.records, end, None)
+        return run.summarize(end)
     except (KeyError, TypeError, ValueError) as error:
         what = f"a round lacks or garbles {error}"
         raise RunFolderError(f"{run.folder / 'rounds.jsonl'}: {what}; leave this run out or repeat it") from None
@@ -174,7 +196,7 @@ def _notes(group: Group, ends: Sequence[str], scored: int) -> list[str]:
         left = "" if end == "diverged" else f": {done} of {_span([run.config.rounds for run in these])} rounds"
         notes.append(f"{end}{where}{left}")
     if scored < count:
-        notes.append("no test accuracy" + (f" in {count - scored} of {count} seeds" if count > 1 else ""))
+        notes.append(f"no test {group.metric.words}" + (f" in {count - scored} of {count} seeds" if count > 1 else ""))
     seeds = [run.config.seed for run in group.runs]
     # Equal seeds are no independent repetitions: the spread would look smaller than it is.
     notes += [f"seed {seed} counts {seeds.count(seed)} times" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
@@ -195,15 +217,15 @@ def _span(values: Sequence[int], to: str = " to ") -> str:
 
 
 def cells(row: Row) -> list[str]:
-    """Return the row as text, a cell for each of `HEADINGS`."""
-    seconds = row.seconds_per_round
+    """Return the row as text, a cell for each of `headings`."""
+    seconds, text = row.seconds_per_round, row.metric.text
     return [
         row.label,
         _seeds(row.seeds),
-        percent(row.best_accuracy, row.best_spread),
+        text(row.best, row.best_spread),
         "-" if row.best_round is None else str(row.best_round),
-        percent(row.last10_accuracy, row.last10_spread),
-        percent(row.final_accuracy),
+        text(row.last10, row.last10_spread),
+        text(row.final),
         "-" if seconds is None else f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}",
         _span(row.rounds, "-"),
     ]
@@ -220,22 +242,29 @@ def rich_table(rows: Sequence[Row]) -> rich.table.Table:
     """Return the table for a terminal: the best row is bold, and notes have a column only if there are any."""
     noted = any(row.notes for row in rows)
     lines = [[*cells(row), *(["; ".join(row.notes)] if noted else [])] for row in rows]
-    headings = (*HEADINGS, *(["notes"] if noted else []))
-    best = frozenset(i for i, row in enumerate(rows) if row.best)
-    return Table("table", "", headings, lines, [], best, frozenset({"notes"})).rich(wrap=True)
+    names = (*headings(rows), *(["notes"] if noted else []))
+    best = frozenset(i for i, row in enumerate(rows) if row.leads)
+    return Table("table", "", names, lines, [], best, frozenset({"notes"})).rich(wrap=True)
 
 
 def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows for JSON."""
-    return [dataclasses.asdict(row) for row in rows]
+    """Return the rows for JSON; the name of the metric is part of the keys, ``best_accuracy``."""
+    return [_as_dict(row) for row in rows]
+
+
+def _as_dict(row: Row) -> dict[str, Any]:
+    values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    of_metric = {key: f"{key}_{row.metric.name}" for key in ("best", "last10", "final")}
+    named = {of_metric.get(key, key): value for key, value in values.items() if key != "leads"}
+    return named | {"metric": row.metric.name, "best": row.leads}
 
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Return the rows for a spreadsheet: full precision, lists separated by blanks, notes by semicolons."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in dataclasses.fields(Row)])
+    lines = []
     for row in as_dicts(rows):
         flat = row | {key: " ".join(map(str, row[key])) for key in ("seeds", "rounds")}
-        writer.writerow([*(flat | {"notes": "; ".join(row["notes"]), "best": str(row["best"]).lower()}).values()])
-    return text.getvalue()
+        lines.append(flat | {"notes": "; ".join(row["notes"]), "best": str(row["best"]).lower()})
+    names = tuple(dict.fromkeys(name for line in lines for name in line))
+    values = [[line.get(name) for name in names] for line in lines]
+    return Table("table", "", names, [["" if v is None else str(v) for v in row] for row in values]).csv()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from feddpc.round.state import RunState
 
 Ints = NDArray[np.int64]
-#: Accuracy and loss of a model.
-Score = tuple[float, float]
+#: Metrics of a model by name; empty where it was not evaluated.
+Score = dict[str, float]
 
 
 class Exchange(NamedTuple):

@@ -12,9 +12,10 @@ from torch import Tensor
 from feddpc.engines.base import Engine
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
-from feddpc.round.exchange import Exchange, Score, empty_exchange
+from feddpc.round.exchange import Exchange, empty_exchange
 from feddpc.round.probes import probe_cohort, probe_population
 from feddpc.round.state import RunState
+from feddpc.tasks.metrics import named
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,6 @@ class RoundRecord:
     """What is known about one finished round."""
 
     round: int
-    test_accuracy: float
-    test_loss: float
     train_loss: float
     seconds: float
     participants: list[int]
@@ -31,7 +30,8 @@ class RoundRecord:
     rejected: list[int]
     notes: dict[str, float] = field(default_factory=dict)
     diverged: str | None = None
-    validation: Score | None = None  #: accuracy and loss on samples held out of training
+    #: By name, first the primary one: ``test_accuracy``, ``test_loss``, ``validation_accuracy``; None if not evaluated.
+    metrics: dict[str, float | None] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)  #: who misbehaved, by what it did
 
 
@@ -57,48 +57,41 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
 
     state.round = t
     state.meter.add_work(experiment.task.tally, work_before)
-    (accuracy, test_loss), validation = _evaluate(experiment, method, state, exchange)
+    metrics = _evaluate(experiment, method, state, exchange)
     rejected = np.setdiff1d(draw.answered, exchange.kept)
+    replayed = exchange.score is not None  # then the engine has found the model to be finite
     # With faults or a defense, a round of bad updates only is no sign of divergence.
     bad = 0 if experiment.policies.faults or experiment.policies.defense else len(rejected)
     return RoundRecord(
         round=t,
-        test_accuracy=accuracy,
-        test_loss=test_loss,
         train_loss=exchange.loss,
         seconds=time.perf_counter() - began,
         participants=exchange.kept.tolist(),
         dropped=draw.dropped.tolist(),
         rejected=rejected.tolist(),
         notes=exchange.notes,
-        diverged=_diverged(None if exchange.score else state.w, test_loss, len(exchange.kept), bad),
-        validation=validation,
+        diverged=_diverged(None if replayed else state.w, metrics.get("test_loss"), len(exchange.kept), bad),
+        metrics=metrics,
         faults=experiment.population.stragglers(t, draw) | exchange.faults,
     )
 
 
-def _evaluate(
-    experiment: Experiment, method: Method, state: RunState, exchange: Exchange
-) -> tuple[Score, Score | None]:
-    """Return accuracy and loss on the test set and on held-out samples, unless the engine has found them already."""
-    score, validation = exchange.score, exchange.validation
+def _evaluate(experiment: Experiment, method: Method, state: RunState, exchange: Exchange) -> dict[str, float | None]:
+    """Return the metrics on the test set and on held-out samples, which the engine may have found already."""
+    score, validation, listed = exchange.score, exchange.validation, experiment.task.metrics
     if score is None:
-        score = (
-            experiment.task.evaluate(method.evaluated(state.w, state.server))
-            if experiment.evaluates
-            else (math.nan, 0.0)
-        )
+        score = experiment.task.evaluate(method.evaluated(state.w, state.server)) if experiment.evaluates else {}
     if validation is None and experiment.validate is not None:
         validation = experiment.validate(method.evaluated(state.w, state.server))
-    return score, validation
+    return named("test", listed, score) | ({} if validation is None else named("validation", listed, validation))
 
 
-def _diverged(w: Tensor | None, test_loss: float, kept: int, rejected: int) -> str | None:
+def _diverged(w: Tensor | None, test_loss: float | None, kept: int, rejected: int) -> str | None:
     """Say why a run must stop, or return None; ``w`` is None where it is known to be finite."""
     if rejected and not kept:
         return f"all {rejected} updates were non-finite"
     if w is not None and not bool(w.sum().isfinite() or w.isfinite().all()):
         return "the model has non-finite parameters"
-    if not math.isfinite(test_loss):
+    if test_loss is not None and not math.isfinite(test_loss):
         return f"the test loss is {test_loss}"
     return None

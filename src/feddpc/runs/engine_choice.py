@@ -246,7 +246,8 @@ def _outcome(progress: RunState, records: list[RoundRecord]) -> Iterator[tuple[s
     yield "the model", progress.w
     for record in records:
         yield "the training loss", torch.tensor(record.train_loss)
-        yield "the test loss", torch.tensor(record.test_loss)
+        if (loss := record.metrics.get("test_loss")) is not None:
+            yield "the test loss", torch.tensor(loss)
     for name, value in progress.server.items():
         yield f"the server's {name}", value
     for memory in (progress.slots, progress.clients):

@@ -23,12 +23,14 @@ from feddpc.errors import BadInputError, FolderInUseError, RunFolderError, unusa
 from feddpc.round.round import RoundRecord
 from feddpc.runs.append_log import AppendLog, LogMark
 from feddpc.storage import explain_os_errors, make_folder, replace_text
+from feddpc.tasks.metrics import CLASSIFICATION, LOSS, Metric
 
-FIELDS = ("round", "test_accuracy", "test_loss", "train_loss", "seconds", "participants", "dropped", "rejected")
+#: What every record has besides its metrics, in their order: those on the test set come after the round.
+FIELDS = ("round", "train_loss", "seconds", "participants", "dropped", "rejected")
 #: The file of records, one line per round.
 ROUNDS = "rounds.jsonl"
-#: What a record has besides where samples were held out.
-VALIDATION = ("validation_accuracy", "validation_loss")
+#: Which samples a metric of a record was measured on; the second ones are those held out of training.
+PARTS = ("test", "validation")
 #: What a method found out before round 1; a resumed run reads it instead of computing it again.
 LEARNED = "learned.safetensors"
 #: Where the folder of a federation says how many samples there were, ``.json``.
@@ -46,6 +48,16 @@ class StoredRun:
     environment: dict[str, Any]
     privacy: dict[str, Any] = field(default_factory=dict)  #: what left the clients beside their updates
     holdings: dict[str, Any] = field(default_factory=dict)  #: samples by client and class, and the classes' names
+    metrics: tuple[Metric, ...] = CLASSIFICATION  #: what was measured, the primary one first
+
+    @property
+    def primary(self) -> Metric:
+        """The metric that runs are compared by."""
+        return self.metrics[0]
+
+    def summarize(self, status: str) -> dict[str, Any]:
+        """Return the summary of the records, which are the evidence, whatever ``summary.json`` says."""
+        return summarize(self.config, self.records, status, None, self.metrics)
 
 
 class RunFolder:
@@ -144,9 +156,8 @@ class RunFolder:
 
 def line(record: RoundRecord) -> bytes:
     """Return the JSON line of a round; a number that is not finite is written as null."""
-    values = {name: getattr(record, name) for name in FIELDS}
-    if record.validation is not None:
-        values |= dict(zip(VALIDATION, record.validation, strict=True))
+    tested = {name: value for name, value in record.metrics.items() if name.startswith("test_")}
+    values = {"round": record.round} | tested | {name: getattr(record, name) for name in FIELDS} | record.metrics
     if record.faults:
         values["faults"] = record.faults
     values |= record.notes
@@ -221,8 +232,23 @@ def load(path: Path, damage: list[str] | None = None) -> StoredRun:
     config = load_config(path)
     records = read_records(path / ROUNDS, damage=damage)
     names = ("summary", "environment", "privacy", "holdings")
-    summary, *known = (read_json(path / f"{name}.json", damage) for name in names)
-    return StoredRun(path, config, records, summary or None, *known)
+    summary, about, privacy, holdings = (read_json(path / f"{name}.json", damage) for name in names)
+    metrics = read_metrics(about.pop("metrics", None), summary)
+    return StoredRun(path, config, records, summary or None, about, privacy, holdings, metrics)
+
+
+def read_metrics(tables: Any, summary: Mapping[str, Any]) -> tuple[Metric, ...]:
+    """Return the metrics of a run, as its environment or else its summary describes them.
+
+    Runs that do not say what they measured are classifications.
+    """
+    primary = summary.get("primary")
+    for some in (tables, [primary, LOSS.as_dict()]):
+        try:
+            return tuple({metric.name: metric for metric in map(Metric.read, some)}.values()) or CLASSIFICATION
+        except (BadInputError, TypeError):
+            continue
+    return CLASSIFICATION
 
 
 def read_json(path: Path, damage: list[str] | None = None) -> dict[str, Any]:
@@ -241,11 +267,22 @@ def read_json(path: Path, damage: list[str] | None = None) -> dict[str, Any]:
     return value
 
 
-def summarize(config: Config, records: Sequence[dict[str, Any]], status: str, reason: str | None) -> dict[str, Any]:
-    """Return the summary of a run; accuracies are shares from 0 to 1."""
-    scored = [r for r in records if r["test_accuracy"] is not None]
-    best = max(scored, key=lambda r: r["test_accuracy"], default=None)
-    last = [r["test_accuracy"] for r in scored[-10:]]
+def summarize(
+    config: Config,
+    records: Sequence[dict[str, Any]],
+    status: str,
+    reason: str | None,
+    metrics: Sequence[Metric] = CLASSIFICATION,
+) -> dict[str, Any]:
+    """Return the summary of a run: the best and last values of its primary metric, over the rounds that have one.
+
+    ``primary`` describes that metric, and its name is part of the keys, ``best_accuracy``; shares go from 0 to 1.
+    """
+    primary = metrics[0]
+    name, key = primary.name, primary.key()
+    scored = [r for r in records if r[key] is not None]
+    best = primary.pick(scored, lambda r: r[key])
+    last = [r[key] for r in scored[-10:]]
     return {
         "status": status,
         "reason": reason,
@@ -253,12 +290,14 @@ def summarize(config: Config, records: Sequence[dict[str, Any]], status: str, re
         "hyper": config.hyper,
         "seed": config.seed,
         "rounds": len(records),
-        "best_accuracy": best and best["test_accuracy"],
+        "primary": primary.as_dict(),
+        f"best_{name}": best and best[key],
         "best_round": best and best["round"],
-        "final_accuracy": last[-1] if last else None,
-        "last10_accuracy": float(np.mean(last)) if last else None,
+        f"final_{name}": last[-1] if last else None,
+        f"last10_{name}": float(np.mean(last)) if last else None,
         "seconds_per_round": seconds_per_round(records),
-        **_validated(scored),
+        **_validated(scored, primary),
+        "metrics": _final(records, metrics),
         **({"epsilon": records[-1]["epsilon"]} if config.privacy and records else {}),
     }
 
@@ -269,23 +308,30 @@ def seconds_per_round(records: Sequence[dict[str, Any]]) -> float | None:
     return float(np.mean(seconds)) if seconds else None
 
 
-def _validated(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the round that held-out samples choose, and the test accuracy there; nothing if there are none."""
-    judged = [r for r in scored if r.get("validation_accuracy") is not None]
-    if not judged:
+def _validated(scored: Sequence[dict[str, Any]], primary: Metric) -> dict[str, Any]:
+    """Return the round that held-out samples choose, and the test value there; nothing if there are none."""
+    key = primary.key("validation")
+    chosen = primary.pick([r for r in scored if r.get(key) is not None], lambda r: r[key])
+    if chosen is None:
         return {}
-    chosen = max(judged, key=lambda r: r["validation_accuracy"])
-    return {
-        "validation_accuracy": chosen["validation_accuracy"],
-        "validation_round": chosen["round"],
-        "validated_accuracy": chosen["test_accuracy"],
-    }
+    return {key: chosen[key], "validation_round": chosen["round"], f"validated_{primary.name}": chosen[primary.key()]}
+
+
+def _final(records: Sequence[dict[str, Any]], metrics: Sequence[Metric]) -> dict[str, float | None]:
+    """Return all metrics of the last round that was evaluated."""
+    keys = [metric.key(part) for part in PARTS for metric in metrics]
+    known = ({key: record[key] for key in keys if key in record} for record in reversed(records))
+    return next((values for values in known if any(v is not None for v in values.values())), {})
 
 
 def environment(
-    engine: str, timings: dict[str, float], device: str, fingerprint: dict[str, str] | None = None
+    engine: str,
+    timings: dict[str, float],
+    device: str,
+    fingerprint: dict[str, str] | None = None,
+    metrics: Sequence[Metric] = CLASSIFICATION,
 ) -> dict[str, Any]:
-    """Describe the machine and the versions a run was made with, and what it was made from."""
+    """Describe the machine and the versions a run was made with, what it was made from, and what it measures."""
     return {
         "feddpc": __version__,
         "python": platform.python_version(),
@@ -300,4 +346,5 @@ def environment(
         "engine_seconds": timings,
         "command": sys.argv,
         "fingerprint": fingerprint or {},
+        "metrics": [metric.as_dict() for metric in metrics],
     }

@@ -166,7 +166,8 @@ def execute(
     if out is not None and resume:
         folder, records, ended = reopen(out, config, progress, experiment.fingerprint())
     elif out is not None:
-        about = environment(machine.name, timings, config.device, fingerprint(experiment.fingerprint(), config))
+        world = fingerprint(experiment.fingerprint(), config)
+        about = environment(machine.name, timings, config.device, world, experiment.task.metrics)
         folder = _begin(out, config, experiment, method, about, lean)
     keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
     summary: dict[str, Any] | None = None
@@ -182,7 +183,8 @@ def execute(
             if on_round is not None:
                 on_round(records[-1])
         status, reason = ended
-        summary = summarize(config, records, status, reason) | {"costs": progress.meter.summary()}
+        summary = summarize(config, records, status, reason, experiment.task.metrics)
+        summary["costs"] = progress.meter.summary()
         if folder is not None:
             if not lean:
                 checkpoint.save_model(folder.path / "model.safetensors", experiment.task.flat.state_dict(progress.w))

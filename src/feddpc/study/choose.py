@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feddpc.errors import BadInputError, unknown
-from feddpc.study.folder import RunResult
+from feddpc.study.folder import RunResult, shared_metric
 from feddpc.study.space import Options, Range
 from feddpc.study.spec import settings
+from feddpc.tasks.metrics import Metric
 
 #: Keys that are tuned by default, besides the hyper-parameters. All others belong to the problem.
 TUNED = ("lr", "server_lr", "lr_decay", "batch_size", "epochs")
@@ -23,18 +24,19 @@ BY = ("validation", "test")
 class Choice:
     """The best settings of one method for one problem, and what choosing them cost.
 
-    ``test_accuracy`` is, for a choice by validation, the test accuracy of the round that validation data choose; for a
-    choice by test it is the highest test accuracy of any round, which is optimistic.
+    Values are those of the primary ``metric``. ``test`` is, for a choice by validation, that on the test set in the
+    round that validation data choose; for a choice by test it is the best of any round, which is optimistic.
     """
 
     method: str
     by: str  #: validation or test
     problem: dict[str, Any]  #: what distinguishes the problem from the others of this study
     settings: dict[str, Any] | None  #: None where nothing can be chosen
-    score: float | None  #: mean over seeds of what was maximized
-    test_accuracy: float | None
+    metric: Metric  #: what was maximized, or minimized
+    score: float | None  #: mean over seeds of what was chosen by
+    test: float | None
     test_spread: float | None  #: sample standard deviation over seeds
-    last10_accuracy: float | None
+    last10: float | None
     round: int | None  #: mean of the seeds' chosen rounds
     results: list[RunResult]  #: the runs of the winner, one per seed
     tried: int  #: settings of which every seed ran to its end
@@ -51,9 +53,9 @@ class Choice:
         return self.tried + self.diverged + self.failed + self.missing
 
     @property
-    def validation_accuracy(self) -> float | None:
-        """Best accuracy of the winner on held-out samples, mean over seeds, also for a choice by test."""
-        known = _known([result.validation_accuracy for result in self.results])
+    def validation(self) -> float | None:
+        """Best value of the winner on held-out samples, mean over seeds, also for a choice by test."""
+        known = _known([result.validation for result in self.results])
         return statistics.fmean(known) if known else None
 
     def with_grid_ends(self, axes: Mapping[str, Range | Options]) -> Choice:
@@ -76,17 +78,19 @@ class Choice:
     def as_dict(self) -> dict[str, Any]:
         """Return the choice for JSON, with the keys of the winner's runs."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "results"}
-        more = {"validation_accuracy": self.validation_accuracy, "count": self.count}
-        return {**values, **more, "runs": [result.key for result in self.results]}
+        values |= {"metric": self.metric.as_dict(), "validation": self.validation, "count": self.count}
+        of_metric = ("test", "last10", "validation")  # their names go with that of the metric: test_accuracy
+        named = {f"{name}_{self.metric.name}" if name in of_metric else name: value for name, value in values.items()}
+        return {**named, "runs": [result.key for result in self.results]}
 
 
 def choose(results: Sequence[RunResult], by: str = "validation", over: Sequence[str] | None = None) -> list[Choice]:
     """Return the winner for every method and problem, in the order of their first appearance.
 
-    Settings are compared by the mean over seeds of the best accuracy on ``by``. Only settings of which every seed ran
-    to its end count: one that diverges is never chosen. ``over`` are the keys that were tuned (``lr``, ``hyper.lam`` or
-    just ``lam``), by default rates, batches, epochs and all hyper-parameters; other differences make another problem,
-    with its own winner.
+    Settings are compared by the mean over seeds of the primary metric's best value on ``by``. Only settings of which
+    every seed ran to its end count: one that diverges is never chosen. ``over`` are the keys that were tuned (``lr``,
+    ``hyper.lam`` or just ``lam``), by default rates, batches, epochs and all hyper-parameters; other differences make
+    another problem, with its own winner.
     """
     if by not in BY:
         raise unknown("way to choose", by, BY)
@@ -116,19 +120,21 @@ def _winner(
         for (own, group), end in zip(groups, ends, strict=True)
         if end == "done" and (scores := _known([o.score(by) for o in group])) is not None
     ]
-    own, best, scores = max(able, key=lambda entry: statistics.fmean(entry[2]), default=(None, [], []))
-    worth = _known([o.validated_accuracy if by == "validation" else o.best_accuracy for o in best])
+    metric = shared_metric(result for _, group in groups for result in group)
+    own, best, scores = metric.pick(able, lambda entry: statistics.fmean(entry[2])) or (None, [], [])
+    worth = _known([o.validated if by == "validation" else o.best for o in best])
     rounds = _known([o.validation_round if by == "validation" else o.best_round for o in best])
-    last10 = _known([o.last10_accuracy for o in best])
+    last10 = _known([o.last10 for o in best])
     return Choice(
         method=method,
         by=by,
         problem=problem,
         settings=None if own is None else _varied(own, [mine for mine, _ in groups]),
+        metric=metric,
         score=statistics.fmean(scores) if scores else None,
-        test_accuracy=statistics.fmean(worth) if worth else None,
+        test=statistics.fmean(worth) if worth else None,
         test_spread=statistics.stdev(worth) if worth and len(worth) > 1 else None,
-        last10_accuracy=statistics.fmean(last10) if last10 else None,
+        last10=statistics.fmean(last10) if last10 else None,
         round=round(statistics.fmean(rounds)) if rounds else None,
         results=best,
         tried=ends.count("done"),

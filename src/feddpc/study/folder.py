@@ -10,32 +10,43 @@ import csv
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feddpc.errors import FolderInUseError, RunFolderError
-from feddpc.runs.record import RunFolder, is_blank, is_run, load_config, read_json, read_records, summarize
+from feddpc.runs.record import (
+    RunFolder,
+    is_blank,
+    is_run,
+    load_config,
+    read_json,
+    read_metrics,
+    read_records,
+    summarize,
+)
 from feddpc.storage import explain_os_errors, replace_text, without_sync
 from feddpc.study.spec import RunSpec, settings
+from feddpc.tasks.metrics import ACCURACY, Metric
 
 #: How the status of a run's summary is called in a study.
 STATUS = {"finished": "done", "diverged": "diverged"}
 #: Seconds to wait for another process that writes the plan or the tables of the same study.
 PATIENCE = 30.0
+#: The values of a result that are values of its metric; in tables their names go with its name: ``best_accuracy``.
+VALUES = ("best", "last10", "final", "validation", "validated")
 #: Columns of results.csv before those of the settings.
 COLUMNS = (
-    *("key", "label", "method", "seed", "status", "message", "rounds"),
-    *("best_accuracy", "best_round", "last10_accuracy", "final_accuracy"),
-    *("validation_accuracy", "validation_round", "validated_accuracy", "seconds_per_round"),
+    *("key", "label", "method", "seed", "status", "message", "rounds", "best", "best_round", "last10", "final"),
+    *("validation", "validation_round", "validated", "seconds_per_round"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """A run and how it ended. Accuracies are shares from 0 to 1; None stands for unknown."""
+    """A run and how it ended, with the values of its primary metric. None stands for unknown."""
 
     key: str
     spec: RunSpec
@@ -43,13 +54,14 @@ class RunResult:
     message: str = ""  #: why it failed or diverged, or how far it is
     damaged: bool = False  #: whether its folder holds something that cannot be used
     rounds: int = 0
-    best_accuracy: float | None = None  #: highest test accuracy of any round
+    metric: Metric | None = None
+    best: float | None = None  #: on the test set, of any round
     best_round: int | None = None
-    last10_accuracy: float | None = None
-    final_accuracy: float | None = None
-    validation_accuracy: float | None = None  #: highest accuracy of any round on held-out training samples
+    last10: float | None = None
+    final: float | None = None
+    validation: float | None = None  #: best of any round on held-out training samples
     validation_round: int | None = None
-    validated_accuracy: float | None = None  #: test accuracy in that round
+    validated: float | None = None  #: on the test set in that round
     seconds_per_round: float | None = None
     path: Path
 
@@ -63,8 +75,13 @@ class RunResult:
         return read_records(self.path / "rounds.jsonl")
 
     def score(self, by: str) -> float | None:
-        """Return what settings are chosen by: the best accuracy on held-out samples, or on the test set."""
-        return self.validation_accuracy if by == "validation" else self.best_accuracy
+        """Return what settings are chosen by: the best value on held-out samples, or on the test set."""
+        return self.validation if by == "validation" else self.best
+
+
+def shared_metric(results: Iterable[RunResult]) -> Metric:
+    """Return the metric of the first result that has one; results of one problem have the same."""
+    return next((result.metric for result in results if result.metric), ACCURACY)
 
 
 class StudyFolder:
@@ -104,10 +121,14 @@ class StudyFolder:
         if status == "done" and len(records) != stored.rounds:
             raise RunFolderError(f"{len(records)} of {stored.rounds} rounds recorded, but the summary says finished")
         try:
-            facts = summarize(stored, records, status, None)
+            about = {} if "primary" in summary else read_json(path / "environment.json", [])
+            metrics = read_metrics(about.get("metrics"), summary)
+            facts = summarize(stored, records, status, None, metrics)
         except (KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{path / 'rounds.jsonl'}: a round lacks or garbles {error}") from None
-        known |= {k: facts[k] for k in RunResult.__dataclass_fields__ if k in facts and k != "status"}
+        known |= {key: facts[key] for key in ("rounds", "best_round", "seconds_per_round")}
+        known |= {name: facts.get(f"{name}_{metrics[0].name}") for name in VALUES}
+        known |= {"validation_round": facts.get("validation_round"), "metric": metrics[0]}
         if status == "missing":
             return RunResult(**known, **{"message": f"{len(records)} of {stored.rounds} rounds"} | unfinished)
         return RunResult(**known, status=status, message=str(summary.get("reason") or ""))
@@ -160,7 +181,8 @@ class StudyFolder:
 
     def write_results(self, results: Sequence[RunResult], choices: Sequence[dict[str, Any]] = ()) -> None:
         """Write results.jsonl and results.csv in the order of ``results``, and chosen.json if anything was chosen."""
-        rows = [self._row(result) for result in results]
+        usual = shared_metric(results)
+        rows = [self._row(result, result.metric or usual) for result in results]
         with locked(self.folder), without_sync():  # these files can be derived again
             replace_text(self.folder / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
             replace_text(self.folder / "results.csv", _csv(rows))
@@ -169,23 +191,25 @@ class StudyFolder:
             if choices:
                 replace_text(self.folder / "chosen.json", json.dumps(choices, indent=1) + "\n")
 
-    def _row(self, result: RunResult) -> dict[str, Any]:
+    def _row(self, result: RunResult, metric: Metric) -> dict[str, Any]:
         config = result.spec.config
         own = {"label": result.spec.name, "method": config.method, "seed": config.seed}
         plain = {name: own.get(name, getattr(result, name, None)) for name in COLUMNS}
+        plain = {f"{name}_{metric.name}" if name in VALUES else name: value for name, value in plain.items()}
         path = result.path.relative_to(self.folder) if result.path.is_relative_to(self.folder) else result.path
         return {**plain, "path": str(path), "tags": dict(result.spec.tags), "settings": settings(config)}
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows for a spreadsheet: one column per setting that is not the same in all rows."""
+    columns = dict.fromkeys(name for row in rows for name in row if name not in ("path", "tags", "settings"))
     names = dict.fromkeys(name for row in rows for name in row["settings"])
     varied = [n for n in names if len({json.dumps(row["settings"].get(n)) for row in rows}) > 1]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, *varied])
+    writer.writerow([*columns, *varied])
     for row in rows:
-        writer.writerow([*(row[name] for name in COLUMNS), *(row["settings"].get(name) for name in varied)])
+        writer.writerow([*(row.get(name) for name in columns), *(row["settings"].get(name) for name in varied)])
     return text.getvalue()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from feddpc.config import PARTS, Config, parse_set, read_toml, write_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.storage import explain_os_errors, make_folder, replace_text
 from feddpc.study import space as spaces
-from feddpc.study.folder import RunResult, locked
+from feddpc.study.folder import RunResult, locked, shared_metric
 from feddpc.study.overrides import Overrides, hyper_names
 from feddpc.study.space import Options, Search, Settings, Space, spelled
 from feddpc.study.spec import EXECUTION_KEYS, RunSpec
@@ -94,13 +95,18 @@ class StudyPlan:
         ]
 
     def score(self, trial: Sequence[RunResult]) -> float | None:
-        """Return the score of a trial: the mean over seeds, 0 if one diverged, None if one could not be run."""
+        """Return the score of a trial, which searches maximize: the mean over seeds, negative for a metric to minimize.
+
+        It is the worst if a seed diverged or has no value, and None if one could not be run.
+        """
         if any(not result.ended for result in trial):
             return None
-        scores = [result.score(self.objective) for result in trial]
+        metric = shared_metric(trial)
+        worst = 0.0 if metric.percent and metric.direction == "max" else -math.inf
         if any(result.status == "diverged" for result in trial):
-            return 0.0
-        return statistics.fmean(score or 0.0 for score in scores)
+            return worst
+        scores = [result.score(self.objective) for result in trial]
+        return statistics.fmean(worst if score is None else metric.sign * score for score in scores)
 
     def _reserve(self, config: Config) -> float:
         """Return the share of the data that the server keeps: the same for all methods, unless a trial needs more."""

@@ -63,7 +63,7 @@ def choose_both(results: Sequence[RunResult], plan: StudyPlan | None = None) -> 
 
     With the ``plan`` of a grid, every choice names the keys whose best value lies at an end of the grid.
     """
-    ways = [by for by in BY if by == "test" or any(r.validation_accuracy is not None for r in results)]
+    ways = [by for by in BY if by == "test" or any(r.validation is not None for r in results)]
     axes = plan.space.axes if plan and plan.space and plan.space.trials is None else {}
     return [choice.with_grid_ends(axes) for by in ways for choice in choose(results, by)]
 

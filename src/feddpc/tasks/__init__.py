@@ -2,5 +2,6 @@
 
 from feddpc.tasks.base import Batch, Rows, Task
 from feddpc.tasks.classification import Classification
+from feddpc.tasks.metrics import Metric
 
-__all__ = ["Batch", "Classification", "Rows", "Task"]
+__all__ = ["Batch", "Classification", "Metric", "Rows", "Task"]

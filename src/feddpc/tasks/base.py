@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from feddpc.errors import BadInputError
+from feddpc.tasks.metrics import LOSS, Metric
 
 Objective = Callable[[Tensor], Tensor]
 
@@ -94,6 +95,7 @@ class Task(ABC):
     traces: dict[Any, dict[Any, Any]]  #: what engines have traced of it and its twins, which compute the same
     device: torch.device = torch.device("cpu")
     stochastic: bool = False
+    metrics: tuple[Metric, ...] = (LOSS,)  #: what `evaluate` measures, the primary one first; the loss is among them
     differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
 
     def __init__(self) -> None:
@@ -111,6 +113,10 @@ class Task(ABC):
     @abstractmethod
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of ``batch`` at parameters ``y``."""
+
+    def evaluate(self, w: Tensor) -> dict[str, float]:
+        """Return the metrics of model ``w`` on the test set by name; nothing where a task has no evaluation."""
+        return {}
 
     def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Return what a part of the network, such as ``features``, makes of ``args`` at parameters ``y``."""

@@ -18,6 +18,7 @@ from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
 from feddpc.tasks.base import Batch, Rows, Tally, Task, forked
+from feddpc.tasks.metrics import CLASSIFICATION
 
 Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -30,6 +31,7 @@ class Classification(Task):
     """
 
     resident_bytes = 1 << 30
+    metrics = CLASSIFICATION
 
     def __init__(
         self,
@@ -173,10 +175,14 @@ class Classification(Task):
         """Let the network, and nothing else, compute in bfloat16, if that is the experiment's precision."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
-    def evaluate(self, w: Tensor, batch_size: int = 500) -> tuple[float, float]:
+    def evaluate(self, w: Tensor, batch_size: int = 500) -> dict[str, float]:
         """Return accuracy and mean loss of ``w`` on the test set."""
         correct, loss = self.score(w, batch_size)
-        return correct.item() / len(self.y_test), loss.item() / len(self.y_test)
+        return self.means(correct.item(), loss.item())
+
+    def means(self, correct: float, loss: float) -> dict[str, float]:
+        """Return the metrics of a model that gets ``correct`` test samples right, with this sum of their losses."""
+        return {"accuracy": correct / len(self.y_test), "loss": loss / len(self.y_test)}
 
     def judged(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many of these test samples ``w`` gets right and the sum of their losses."""

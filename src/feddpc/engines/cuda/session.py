@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,9 +38,9 @@ class Done(NamedTuple):
     slots: State
     loss: float
     notes: dict[str, float]
-    scored: tuple[float, float]  #: accuracy and loss on the test set
+    scored: dict[str, float]  #: metrics on the test set; none if it was not evaluated
     sent: tuple[int, int]  #: how many numbers went to each client besides the model, and came from all
-    validated: tuple[float, float] | None = None  #: accuracy and loss on samples held out of training
+    validated: dict[str, float] | None = None  #: metrics on samples held out of training
 
 
 class Session:
@@ -299,8 +298,8 @@ class Session:
         tally.passes += self.passes * steps
         if self.new_own or self.new_slots:
             back = placed(np.argsort(order), self.device)
-        scored = _shares(rest, self.experiment.task) if self._scores else (math.nan, 0.0)
-        validated = _shares(rest, self.experiment.validate.task) if self._held else None  # type: ignore[union-attr]
+        scored = _means(rest, self.experiment.task) if self._scores else {}
+        validated = _means(rest, self.experiment.validate.task) if self._held else None  # type: ignore[union-attr]
         return Done(
             own={k: v[back] for k, v in self.new_own.items()},
             slots={k: v[back] for k, v in self.new_slots.items()},
@@ -312,7 +311,7 @@ class Session:
         )
 
 
-def _shares(numbers: list[float], task: Any) -> tuple[float, float]:
-    """Take the next two of ``numbers``, hits and sum of losses on the test samples of ``task``; return their means."""
-    correct, loss = numbers.pop(0), numbers.pop(0)
-    return correct / len(task.y_test), loss / len(task.y_test)
+def _means(numbers: list[float], task: Any) -> dict[str, float]:
+    """Take the next two of ``numbers``, hits and sum of losses on the test samples of ``task``; return the metrics."""
+    means: dict[str, float] = task.means(numbers.pop(0), numbers.pop(0))
+    return means

@@ -18,7 +18,7 @@ from feddpc._version import __version__
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.report import figures, tables
 from feddpc.report.failures import noted
-from feddpc.report.groups import groups, show
+from feddpc.report.groups import groups, primaries, show
 from feddpc.report.page import charts, sections
 from feddpc.report.page.embed import embedded, numbers
 from feddpc.runs.record import StoredRun, is_run
@@ -104,7 +104,8 @@ def render(runs: Sequence[StoredRun], *, title: str | None = None, notes: Sequen
         # The browser runs scripts with these hashes and no others, so nothing in a run folder can become a program.
         allowed=f"{_hash(library)} {_hash(script)}",
         table=sections.results(tables.rows(runs), every),
-        curves=charts.curves(known),
+        best=escape(tables.best_words(primaries(every))),
+        curves=charts.curves(known, runs),
         notes=charts.notes(runs),
         schedule=charts.schedule(known),
         holdings=charts.holdings(known, runs),

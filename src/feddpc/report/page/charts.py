@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from feddpc.report.figures import CURVES, GEOMETRY, Panel
+from feddpc.report.figures import GEOMETRY, TRAIN_LOSS, Panel, metric_panel
 from feddpc.report.groups import show
 from feddpc.report.page import sections
 from feddpc.report.page.embed import ANGLE, note_names
 from feddpc.report.page.html import section
 from feddpc.runs.record import StoredRun
 
-_CURVES = (CURVES[0], Panel("test_loss", "test loss", log=True), CURVES[1])
-_HELD_OUT = Panel("validation_accuracy", "validation accuracy (%)", 100.0)
 _NOTES = {panel.key: panel.title for panel in GEOMETRY} | {
     ANGLE: "angle to the last step (degrees)",
     "guarded": "guarded clients",
@@ -23,10 +21,12 @@ _NOTES = {panel.key: panel.title for panel in GEOMETRY} | {
 _FIRST = ("mean_scale", ANGLE)
 
 
-def curves(known: dict[str, Any]) -> str:
-    """Return the boxes of accuracy and losses; one of the validation accuracy where samples were held out."""
-    held_out = any(_HELD_OUT.key in run["rounds"] for run in known["runs"])
-    panels = [*_CURVES, *([_HELD_OUT] if held_out else [])]
+def curves(known: dict[str, Any], runs: Sequence[StoredRun]) -> str:
+    """Return the boxes of all metrics and the training loss; those of primary metrics on held-out samples, if any."""
+    metrics = dict.fromkeys(metric for run in runs for metric in run.metrics)
+    held_out = [metric_panel(metric, "validation") for metric in dict.fromkeys(run.primary for run in runs)]
+    panels = [*map(metric_panel, metrics), TRAIN_LOSS]
+    panels += [panel for panel in held_out if any(panel.key in run["rounds"] for run in known["runs"])]
     return _figures([_chart("rounds", panel, escape(panel.title)) for panel in panels])
 
 

@@ -41,7 +41,8 @@ function seedLines(curves, group, colour, digits) {
   const style = { color: colour, dash: group.dash, width: state.show === "both" ? 0.8 : 1.4 };
   return curves.map(({ run, round, x, y }) => {
     const points = round.map((r, i) => ({ round: r, x: x[i] }));
-    return line(plain(`${group.label} seed ${run.seed}`), points, y, style, digits);
+    // Over rounds that were not evaluated, as the mean does.
+    return { ...line(plain(`${group.label} seed ${run.seed}`), points, y, style, digits), connectgaps: true };
   });
 }
 

@@ -12,12 +12,10 @@ from typing import Any
 
 from feddpc.report import figures, tables
 from feddpc.report.groups import groups, status
-from feddpc.runs.record import FIELDS, VALIDATION, StoredRun
+from feddpc.runs.record import FIELDS, PARTS, StoredRun
 
 #: Values of all rounds together, clients named in all rounds, cells of all client-by-class tables: about 15 MB of page.
 MOST_VALUES, MOST_PARTICIPANTS, MOST_CELLS = 800_000, 800_000, 400_000
-_CURVES = ("test_accuracy", "test_loss", "train_loss", "seconds")
-_COMMON = (*FIELDS, *VALIDATION)
 _CLIENTS = ("participants", "dropped", "rejected")
 #: The angle of FedDPC's mean cosine, in degrees; it stands among the notes.
 ANGLE = "angle"
@@ -43,7 +41,7 @@ def numbers(runs: Sequence[StoredRun]) -> Json:
     shown = []
     for index, group in enumerate(every):
         for run in group.runs:
-            kept = [i for i in range(len(run.records)) if _keeps(i, len(run.records), stride)]
+            kept = _kept(run, stride)
             curves, notes = _columns(run)
             shown.append(
                 {"name": run.folder.name, "group": index, "seed": run.config.seed, "status": status(run)}
@@ -56,12 +54,14 @@ def numbers(runs: Sequence[StoredRun]) -> Json:
         if shelf.refused:
             count = f"{shelf.refused} run{'s' * (shelf.refused > 1)}"
             left_out.append(f"For {count} the page does not hold {what}.")
+    table = tables.rows(runs)
     return {
         "groups": [
             {"label": group.label, "colour": colour, "dark": figures.DARK[colour], "dash": figures.DASHES[dash]}
-            for group, (colour, dash) in zip(every, figures.styles(every), strict=True)
+            | {"rank": _short(None if row.last10 is None else row.metric.sign * row.last10)}  # larger is better
+            for group, row, (colour, dash) in zip(every, table, figures.styles(every), strict=True)
         ],
-        "table": _jsonable(tables.as_dicts(tables.rows(runs))),
+        "table": _jsonable(tables.as_dicts(table)),
         "runs": shown,
         "schedules": schedules.things,
         "holdings": holdings.things,
@@ -71,10 +71,12 @@ def numbers(runs: Sequence[StoredRun]) -> Json:
 
 def note_names(runs: Iterable[StoredRun]) -> list[str]:
     """Return the names of the numbers that the methods wrote into their records, beside what every record has."""
-    found = (
-        k for run in runs for r in run.records for k, v in r.items() if k not in _COMMON and isinstance(v, int | float)
-    )
-    return list(dict.fromkeys(found))
+    found: dict[str, None] = {}
+    for run in runs:
+        common = {*FIELDS, *(metric.key(part) for metric in run.metrics for part in PARTS)}
+        numbers = (k for r in run.records for k, v in r.items() if k not in common and isinstance(v, int | float))
+        found |= dict.fromkeys(numbers)
+    return list(found)
 
 
 def environment(run: StoredRun) -> Json:
@@ -121,16 +123,26 @@ class _Shelf:
         return self._places[key]
 
 
-def _keeps(i: int, count: int, stride: int) -> bool:
-    return i in (0, count - 1) or (i + 1) % stride == 0
+def _kept(run: StoredRun, stride: int) -> list[int]:
+    """Return which records the page holds, about one of ``stride``: rounds that were evaluated come before others."""
+    count = len(run.records)
+    if stride == 1 or not count:
+        return list(range(count))
+    keys = [metric.key() for metric in run.metrics]
+    evaluated = [i for i, record in enumerate(run.records) if any(record.get(key) is not None for key in keys)]
+    chosen = evaluated or list(range(count))
+    step = math.ceil(stride * len(chosen) / count)
+    return sorted({0, count - 1, *chosen[step - 1 :: step]})
 
 
 def _columns(run: StoredRun) -> tuple[dict[str, Column], dict[str, Column]]:
     """Return what every record has, with the seconds and the numbers sent up to each round, and the method's notes."""
     records = run.records
     curves: dict[str, Column] = {"round": [record.get("round") for record in records]}
-    held_out = VALIDATION if any(VALIDATION[0] in record for record in records) else ()
-    curves |= {key: [_short(record.get(key)) for record in records] for key in (*_CURVES, *held_out)}
+    tested, held_out = ([metric.key(part) for metric in run.metrics] for part in PARTS)
+    held_out = [key for key in held_out if any(key in record for record in records)]
+    keys = (*tested, "train_loss", "seconds", *held_out)
+    curves |= {key: [_short(record.get(key)) for record in records] for key in keys}
     seconds = (figures.number(record.get("seconds")) for record in records)
     curves["elapsed"] = [_short(total) for total in accumulate(0.0 if math.isnan(s) else s for s in seconds)]
     if (each := _sent(run)) is not None:

@@ -10,8 +10,8 @@ function drawAll() {
 // Of many configurations, the ten that ended best are drawn at first.
 const MANY = 12;
 function best(count) {
-  const score = (index) => DATA.table[index].last10_accuracy ?? -1;
-  const order = [...DATA.groups.keys()].sort((a, b) => score(b) - score(a));
+  const rank = (index) => DATA.groups[index].rank ?? -Number.MAX_VALUE;
+  const order = [...DATA.groups.keys()].sort((a, b) => rank(b) - rank(a));
   return new Set(order.slice(count));
 }
 

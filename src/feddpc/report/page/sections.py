@@ -16,17 +16,8 @@ from feddpc.runs.record import StoredRun
 from feddpc.storage import explain_os_errors
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: What is measured of a method's cost, by its key in the summary.
-_COSTS = {
-    "down": "down",
-    "up": "up",
-    "client state": "client_state",
-    "server state": "server_state",
-    "down once": "down_once",
-    "up once": "up_once",
-    "gradients": "gradients",
-    "passes": "passes",
-}
+#: What is measured of a method's cost: keys of the summary.
+_COSTS = ("down", "up", "client_state", "server_state", "down_once", "up_once", "gradients", "passes")
 
 
 def title(every: Sequence[Group]) -> str:
@@ -52,15 +43,20 @@ def remarks(notes: Sequence[str]) -> str:
 def results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
     """Return the table of results; each heading is a button that sorts by its column."""
     noted = any(row.notes for row in table)
+    least = ("best", "last 10", "final") if all(row.metric.direction == "min" for row in table) else ()
+    items = [
+        (" data-first=ascending" if name.startswith(least) else "", name, meaning)
+        for name, meaning in tables.headings(table).items()
+    ]
+    items += [(" class=text", "notes", "how runs ended")] * noted
     names = "".join(
         f'<th scope="col"{kind}><button type="button" title="{escape(meaning)}">{escape(name)}</button></th>'
-        for kind, items in (("", tables.HEADINGS), (" class=text", {"notes": "how runs ended"} if noted else {}))
-        for name, meaning in items.items()
+        for kind, name, meaning in items
     )
     lines = []
     for row, (colour, _) in zip(table, figures.styles(every), strict=True):
         label, seeds, *values = tables.cells(row)
-        keys = [row.best_accuracy, row.best_round, row.last10_accuracy, row.final_accuracy, row.seconds_per_round]
+        keys = [row.best, row.best_round, row.last10, row.final, row.seconds_per_round]
         both = f"--light:{colour};--dark:{figures.DARK[colour]}"
         cells = [f'<th scope="row"><span class="swatch" style="{both}"></span>{escape(label)}</th>']
         cells.append(f'<td data-value="{len(row.seeds)}">{escape(seeds)}</td>')
@@ -69,7 +65,7 @@ def results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
             cells.append(f'<td{" class=top" * (i == 0)} data-value="{known}">{escape(text)}</td>')
         if noted:
             cells.append(f'<td class="text wide">{escape("; ".join(row.notes))}</td>')
-        lines.append(f"<tr{' class=best' * row.best}>{''.join(cells)}</tr>")
+        lines.append(f"<tr{' class=best' * row.leads}>{''.join(cells)}</tr>")
     return boxed(names, lines, "results sortable", "Results")
 
 
@@ -98,13 +94,14 @@ def costs(every: Sequence[Group]) -> str:
     for group in every:
         found = next(((r.summary or {}).get("costs") for r in group.runs if r.summary), None)
         if found and isinstance(found, dict):
-            known = (figures.number(found.get(key)) for key in _COSTS.values())
+            known = (figures.number(found.get(key)) for key in _COSTS)
             lines.append(line([group.label, *("" if math.isnan(v) else f"{v:.3g}" for v in known)]))
         if privacy := next((r.privacy for r in group.runs if r.privacy), {}):
             notes.setdefault(_told(privacy), []).append(group.label)
     if not lines and not notes:
         return ""
-    table = boxed(heads(["method", *_COSTS]), lines, "plain", "Costs") if lines else ""
+    names = ["method", *(key.replace("_", " ") for key in _COSTS)]
+    table = boxed(heads(names), lines, "plain", "Costs") if lines else ""
     told = [line([", ".join(labels), note]) for note, labels in notes.items()]
     secrets = boxed(heads(["method", "what leaves a client"]), told, "wraps prose", "Privacy") if told else ""
     return section(

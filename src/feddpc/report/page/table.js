@@ -1,4 +1,4 @@
-// A first click on a column of numbers puts the largest first, on a column of words the first letter.
+// A first click on a column of numbers puts the largest first, or the smallest if that is best; on words, the first letter.
 function sort(header) {
   const row = header.parentElement;
   const body = row.closest("table").tBodies[0];
@@ -6,8 +6,8 @@ function sort(header) {
   const keyed = [...body.rows].map((tr) => [tr.cells[column].dataset.value ?? tr.cells[column].textContent.trim(), tr]);
   const known = keyed.filter(([key]) => key !== "");
   const numeric = known.every(([key]) => Number.isFinite(Number(key)));
-  const first = numeric ? "descending" : "ascending";
-  const other = numeric ? "ascending" : "descending";
+  const first = header.dataset.first ?? (numeric ? "descending" : "ascending");
+  const other = first === "ascending" ? "descending" : "ascending";
   const order = header.getAttribute("aria-sort") === first ? other : first;
   const sign = order === "ascending" ? 1 : -1;
   known.sort(([a], [b]) => sign * (numeric ? a - b : a.localeCompare(b, "en", { numeric: true })));
