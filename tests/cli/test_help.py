@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from feddpc.cli import app
 from feddpc.config import keys, per_run_keys
 
-
 TOP = typer.main.get_command(app)
 CONTEXT = click.Context(TOP)
 
