@@ -20,6 +20,7 @@ from feddpc.runs.concurrent import run_concurrently
 from feddpc.runs.record import is_blank, is_run, load_config
 from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop
 from feddpc.runs.tracking import Track, check
+from feddpc.study.folder import StudyFolder
 from feddpc.study.overrides import Overrides
 from feddpc.study.plan import FILES, StudyPlan, claim
 from feddpc.study.spec import RunSpec
@@ -93,6 +94,7 @@ def compare(
     for spec in specs:
         _ = spec.complete  # raises what is wrong before anything is written
     claim(out, plan, extend=extend, runs=folders)
+    StudyFolder(out).note_code(specs, "finished runs keep their results; to make them again, choose another --out")
 
     def run(spec: RunSpec, engine: str | None, listener: Listener | None) -> Outcome | None:
         if stop.wanted:

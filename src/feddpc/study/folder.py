@@ -10,17 +10,22 @@ import csv
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feddpc.config import code_in
 from feddpc.errors import FolderInUseError, RunFolderError
+from feddpc.registry import code_digest
 from feddpc.runs.record import RunFolder, is_blank, is_run, load_config, read_json, read_records, summarize
 from feddpc.storage import explain_os_errors, replace_text, without_sync
 from feddpc.study.spec import RunSpec, settings
 
+#: File with hashes of the user's own code that the runs use.
+CODE = "code.json"
 #: How the status of a run's summary is called in a study.
 STATUS = {"finished": "done", "diverged": "diverged"}
 #: Seconds to wait for another process that writes the plan or the tables of the same study.
@@ -151,6 +156,18 @@ class StudyFolder:
                     (target / "config.toml").rename(target / "config.damaged.toml")  # so that no report counts it
         finally:
             lock.close()
+
+    def note_code(self, specs: Iterable[RunSpec], remedy: str) -> None:
+        """Note the content of the user's own files, and warn of those that changed since earlier runs."""
+        names = {name for spec in specs for name in code_in(spec.config.asdict())}
+        if not names:
+            return
+        now = {name.partition(":")[0]: code_digest(name) for name in sorted(names)}
+        with locked(self.folder):
+            before = read_json(self.folder / CODE, [])
+            replace_text(self.folder / CODE, json.dumps(before | now, indent=1) + "\n")
+        if changed := [file for file, digest in now.items() if before.get(file, digest) != digest]:
+            warnings.warn(f"{', '.join(changed)} changed since earlier runs: {remedy}", stacklevel=2)
 
     def stored_specs(self) -> list[RunSpec]:
         """Return one spec per run folder below ``items``, by method, setting and seed."""

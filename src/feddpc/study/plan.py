@@ -19,7 +19,7 @@ from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import make_method
 from feddpc.storage import explain_os_errors, make_folder, replace_text
 from feddpc.study import space as spaces
-from feddpc.study.folder import RunResult, locked
+from feddpc.study.folder import CODE, RunResult, locked
 from feddpc.study.overrides import Overrides, hyper_names
 from feddpc.study.space import Options, Search, Settings, Space, spelled
 from feddpc.study.spec import EXECUTION_KEYS, RunSpec
@@ -27,7 +27,18 @@ from feddpc.study.spec import EXECUTION_KEYS, RunSpec
 FILES = {"comparison": "compare.json", "sweep": "sweep.toml"}
 #: What else may lie in the folder of a sweep.
 SWEEP_PARTS = (
-    *("items", "failed", "damaged", ".lock", ".study-id", "results.jsonl", "results.csv", "order.json", "chosen.json"),
+    *(
+        "items",
+        "failed",
+        "damaged",
+        ".lock",
+        ".study-id",
+        CODE,
+        "results.jsonl",
+        "results.csv",
+        "order.json",
+        "chosen.json",
+    ),
     ".sweep.toml.part",
 )
 #: What ``--extend`` may add to.

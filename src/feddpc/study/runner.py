@@ -80,6 +80,7 @@ class _Study:
         self.specs = {spec.key: spec for spec in specs}
         with without_sync():
             make_folder(folder)
+            self.folder.note_code(specs, "the runs that use it are made again")
         self.results = {key: self.folder.read(spec) for key, spec in self.specs.items()}
         self.open = _by_setup([spec for key, spec in self.specs.items() if not self.results[key].ended])
         for spec in self.open:
