@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from feddpc.storage import explain_os_errors, make_folder, replace_text, without
 from feddpc.study import setup_cache
 from feddpc.study.folder import RunResult, StudyFolder, locked
 from feddpc.study.spec import RunSpec
-from feddpc.study.workers import STUDY_ID, Batch, InProcess, Pool, Returned, RunReport, Workers
+from feddpc.study.workers import STUDY_ID, Batch, InProcess, Pool, RunReport, Workers
 from feddpc.torch_globals import preserve_torch_globals
 
 #: How often a worker may die during a run before the run counts as failed.
@@ -85,7 +86,7 @@ class _Study:
         self.open = _by_setup([spec for key, spec in self.specs.items() if not self.results[key].ended])
         for spec in self.open:
             self.folder.clear_failure(spec)
-        self.out: list[Batch] = []
+        self.out: dict[Future[list[RunReport]], Batch] = {}
         self.deaths: Counter[str] = Counter()
         self.not_before: dict[str, float] = {}  #: when to look again at a run that another process has
         self.study_id = ""
@@ -109,8 +110,8 @@ class _Study:
                     pass
                 if self.out:
                     self._report()
-                    for returned in pool.wait(POLL_SECONDS):
-                        self._receive(returned)
+                    for future in wait(self.out, POLL_SECONDS, FIRST_COMPLETED).done:
+                        self._receive(future, pool)
                 elif self.open:
                     self._report()
                     time.sleep(POLL_SECONDS)  # other processes have the rest
@@ -124,7 +125,7 @@ class _Study:
     def _submit(self, pool: Pool, workers: Workers) -> bool:
         """Give the next runs with one setup to a worker; False if there are none."""
         specs: list[RunSpec] = []
-        out, now = {spec.key for batch in self.out for spec in batch.specs}, time.monotonic()
+        out, now = {spec.key for batch in self.out.values() for spec in batch.specs}, time.monotonic()
         for spec in list(self.open):
             if specs and setup_cache.setup_key(spec.complete) != setup_cache.setup_key(specs[0].complete):
                 break
@@ -140,20 +141,22 @@ class _Study:
             return False
         folder = self.folder.folder.resolve()
         batch = Batch(tuple(specs), folder, self.checkpoint_seconds, workers.at_once, self.study_id)
-        self.out.append(batch)
-        pool.submit(batch)
+        self.out[pool.submit(batch)] = batch
         return True
 
-    def _receive(self, returned: Returned) -> None:
+    def _receive(self, future: Future[list[RunReport]], pool: Pool) -> None:
         """Record how the runs of a batch went."""
-        self.out.remove(returned.batch)
-        for report in returned.reports:
-            self._record(report)
-        for spec in () if returned.reports or self.stop.wanted else returned.batch.specs:
-            self.deaths[spec.key] += 1
-            if self.deaths[spec.key] >= MAX_DEATHS:
-                self.folder.fail(spec, f"its worker died {MAX_DEATHS} times, last: {returned.died}")
-                self._close(spec.key)
+        batch = self.out.pop(future)
+        try:
+            for report in future.result():
+                self._record(report)
+        except pool.deaths as error:
+            for spec in () if self.stop.wanted else batch.specs:
+                self.deaths[spec.key] += 1
+                if self.deaths[spec.key] >= MAX_DEATHS:
+                    cause = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                    self.folder.fail(spec, f"its worker died {MAX_DEATHS} times, last: {cause}")
+                    self._close(spec.key)
         self._report(now=True)
 
     def _record(self, report: RunReport) -> None:
@@ -187,7 +190,7 @@ class _Study:
         if self.on_progress is None or (not now and time.monotonic() - self.reported < POLL_SECONDS):
             return
         self.reported = time.monotonic()
-        sent = [spec for batch in self.out for spec in batch.specs]
+        sent = [spec for batch in self.out.values() for spec in batch.specs]
         for spec in sent:  # some runs of a batch that is out may have ended
             if (self.folder.path(spec) / "summary.json").is_file():
                 self.result(spec.key)
