@@ -122,7 +122,7 @@ def partition(
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
 
-    wanted = flags.wishes(given | _small(given.get("clients")), {}, set_, []).config(Config().method)
+    wanted = flags.merge(given | _small(given.get("clients")), {}, set_, []).config(Config().method)
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from feddpc.config import Config
     from feddpc.runs.rerun import RerunPlan
     from feddpc.runs.runner import Outcome
-    from feddpc.study.compare import Overrides
+    from feddpc.study.overrides import Overrides
 
 #: The seven of the paper's table, FedAvg included.
 PAPER = "feddpc,fedavg,fedprox,fedexp,fedga,fedcm,fedvarp"
@@ -55,15 +55,15 @@ def run(
         raise BadInputError(f"method = {name!r}: must be one name; `feddpc compare` takes several")
     if like is not None or stored is not None:
         refuse_code(like or out, code_in({**base.asdict(), **table, **given}), code_in({**table, **given}))
-    wishes = flags.wishes(given, table, set_, [name])
-    again = _again(like, wishes, name, quiet) if like is not None else None
-    wishes.values.setdefault("threads", "auto")
-    if again is not None:
-        wanted = again.config
+    overrides = flags.merge(given, table, set_, [name])
+    rerun = _rerun(like, overrides, name, quiet) if like is not None else None
+    overrides.values.setdefault("threads", "auto")
+    if rerun is not None:
+        wanted = rerun.config
     elif stored is not None:
-        wanted = _resumed(out, stored, wishes.values, wishes.hyper.get(name, {}))
+        wanted = _resumed(out, stored, overrides.values, overrides.hyper.get(name, {}))
     else:
-        wanted = wishes.config(name)
+        wanted = overrides.config(name)
     display, stop = _display(quiet, as_json), Stop()
     setting = prepare(with_reserve(wanted, [make_method(wanted)[0]]))
     with stop.on_interrupt(), display:
@@ -76,22 +76,21 @@ def run(
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             track=track or (),
-            examine=again.examine if again else None,
+            examine=rerun.examine if rerun else None,
         )
         display.end(outcome.summary)
-    likeness = again.compare(outcome.records) if again else None
+    likeness = rerun.compare(outcome.records) if rerun else None
     _present([outcome], out, quiet, as_json, single=True, more={"like": likeness.asdict()} if likeness else {})
     if likeness and not (quiet or as_json):
         typer.echo(str(likeness))
-    _exit(stop.wanted, [outcome.status])
+    flags.exit_with([outcome.status], interrupted=stop.wanted)
 
 
 @flags.config_flags(without=per_run_keys())
 def compare(
     given: dict[str, Any],
     methods: Annotated[
-        str | None,
-        typer.Option(help=f"Names with commas between them, or all. [default: {PAPER}]", rich_help_panel="Method"),
+        str | None, flags.flag("Method", f"Names with commas between them, or all. [default: {PAPER}]")
     ] = None,
     seeds: flags.Seeds = None,
     config: flags.ConfigFile = None,
@@ -100,19 +99,15 @@ def compare(
     resume: flags.Resume = False,
     extend: Annotated[
         bool,
-        typer.Option(
-            "--extend",
-            help="Continue what is in --out with the given methods and seeds added.",
-            rich_help_panel=flags.OUTPUT,
-        ),
+        flags.flag(flags.OUTPUT, "Continue what is in --out with the given methods and seeds added.", "--extend"),
     ] = False,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
     at_once: Annotated[
         int,
-        typer.Option(
+        flags.flag(
+            flags.EXECUTION,
+            "Runs at a time, for a GPU that small models leave idle; each then takes longer than alone.",
             min=1,
-            help="Runs at a time, for a GPU that small models leave idle; each then takes longer than alone.",
-            rich_help_panel=flags.EXECUTION,
         ),
     ] = 1,
     track: flags.Track = None,
@@ -131,18 +126,9 @@ def compare(
         if key in table:
             raise BadInputError(f"{key} in {config}: a comparison has {key}s, a list")
     before = stored_plan(out, "comparison") if resume else None
-    names = flags.method_names(methods, table.get("methods"))
-    numbers = flags.seed_numbers(seeds, table.get("seeds"))
-    if before:
-        asked = {**table, **given}
-        code = [*before.methods, *code_in({**before.overrides.values, **asked})]
-        refuse_code(out, code, [*(names or []), *code_in(asked)])
-        names = list(dict.fromkeys([*before.methods, *(names or [])]))
-        numbers = list(dict.fromkeys([*before.seeds, *(numbers or [])]))
-    names, numbers = names or PAPER.split(","), numbers or [0]
-    base = before.overrides if before else None
-    overrides = flags.wishes(given, table, set_, names, extra=["methods", "seeds"], base=base)
-    overrides.values.setdefault("threads", "auto")
+    names, numbers, overrides = flags.merge_study(
+        out, before, methods, seeds, given, table, set_, default=PAPER.split(","), add=True
+    )
     display, stop = _display(quiet, as_json), Stop()
     with stop.on_interrupt(), display:
         outcomes = run_comparison(
@@ -159,7 +145,7 @@ def compare(
             track=track or (),
         )
     _present(outcomes, out, quiet, as_json)
-    _exit(stop.wanted, [o.status for o in outcomes])
+    flags.exit_with([o.status for o in outcomes], interrupted=stop.wanted)
 
 
 def _folder(out: Path | None, resume: bool, kind: str) -> Path:
@@ -185,7 +171,7 @@ def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str,
     return type(stored).read({**stored.asdict(), **{k: values[k] for k in may_change() if k in values}})
 
 
-def _again(like: Path, wishes: Overrides, method: str, quiet: bool) -> RerunPlan:
+def _rerun(like: Path, overrides: Overrides, method: str, quiet: bool) -> RerunPlan:
     """Return the run in ``like`` with what flags and file ask for instead."""
     from feddpc.runs.rerun import RerunPlan
 
@@ -193,10 +179,10 @@ def _again(like: Path, wishes: Overrides, method: str, quiet: bool) -> RerunPlan
         if not quiet:
             typer.echo(f"warning: {text}", err=True)
 
-    given = {**wishes.values, "method": method, "hyper": wishes.hyper.get(method, {})}
-    again = RerunPlan.plan(like, given, tell)
-    again.refuse_missing(data=False, model=False, partition=False)
-    return again
+    given = {**overrides.values, "method": method, "hyper": overrides.hyper.get(method, {})}
+    plan = RerunPlan.plan(like, given, tell)
+    plan.refuse_missing(data=False, model=False, partition=False)
+    return plan
 
 
 def _display(quiet: bool, as_json: bool) -> Any:
@@ -239,13 +225,6 @@ def _present(
             if path.suffix in (".png", ".html"):
                 kind = "page" if path.suffix == ".html" else "curves"
                 console.print(f"{kind}: {path}", highlight=False, markup=False)
-
-
-def _exit(interrupted: bool, statuses: list[str]) -> None:
-    if interrupted:
-        raise typer.Exit(130)
-    if all(status == "diverged" for status in statuses):
-        raise typer.Exit(1)
 
 
 def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:

@@ -27,19 +27,8 @@ from feddpc.study.spec import EXECUTION_KEYS, RunSpec
 FILES = {"comparison": "compare.json", "sweep": "sweep.toml"}
 #: What else may lie in the folder of a sweep.
 SWEEP_PARTS = (
-    *(
-        "items",
-        "failed",
-        "damaged",
-        ".lock",
-        ".study-id",
-        CODE,
-        "results.jsonl",
-        "results.csv",
-        "order.json",
-        "chosen.json",
-    ),
-    ".sweep.toml.part",
+    *("items", "failed", "damaged", ".lock", ".study-id", ".sweep.toml.part", CODE),
+    *("results.jsonl", "results.csv", "order.json", "chosen.json"),
 )
 #: What ``--extend`` may add to.
 EXTENDABLE = ("methods", "seeds", "grid", "trials")

@@ -160,7 +160,7 @@ def _scratch() -> Path:
     return folder
 
 
-class Pool(ABC):
+class Pool:
     """Workers that are ready for batches; at the end of the ``with`` block they are gone."""
 
     size: int  #: how many batches may be out at a time
@@ -173,9 +173,9 @@ class Pool(ABC):
     def __exit__(self, *exc: object) -> None:
         """End all workers."""
 
-    @abstractmethod
     def submit(self, batch: Batch) -> Future[list[RunReport]]:
         """Give a batch to a worker that is free."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """Ask all workers to stop after their present round."""
