@@ -382,6 +382,7 @@ def test_progress_is_told_while_a_batch_is_out(tmp_path):
     some = specs(rates=(0.4, 0.3, 0.2, 0.1), methods=("fedavg", "feddpc"), rounds=40)
     run_study(some, tmp_path, workers=InProcess(at_once=2), on_progress=lambda p: seen.append((p.ended, p.running)))
     assert seen[-1][0] == 8
+    assert max(running for _, running in seen) >= 1
     assert max(running for _, running in seen) <= 3  # one may end while others are counted
 
 
