@@ -1,4 +1,4 @@
-"""``feddpc methods``, ``feddpc partition`` and ``feddpc report``: commands that show and do not train."""
+"""``feddpc methods``, ``feddpc partition`` and ``feddpc report``: commands that show something without training."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _list(facts: list[dict[str, Any]], measure: bool) -> None:
 
 
 def _measured_cells(measured: dict[str, float]) -> list[str]:
-    """Write costs short: whole numbers plainly, 0 as a dot."""
+    """Return measured costs as short texts, 0 as a dot."""
     once = measured["down_once"] + measured["up_once"]
     values = [*(measured[key] for key in COSTS.values()), once, measured["gradients"]]
     return [f"{round(v, 2):.3g}" if round(v, 2) else "." for v in values]
@@ -114,7 +114,7 @@ def partition(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("partition.png"),
     as_json: flags.Json = False,
 ) -> None:
-    """Deal the data to clients, print a summary and draw the client-by-class picture."""
+    """Split the data among clients, print a summary and draw a picture of clients by classes."""
     from feddpc.config import Config
     from feddpc.data import load
     from feddpc.data import partition as partitions
@@ -127,8 +127,8 @@ def partition(
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data)
     options = partition_options(wanted, len(source.y_train))
-    dealt = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
-    summary = partitions.summary(dealt, source.y_train, source.classes)
+    split = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
+    summary = partitions.summary(split, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = (
         f"{short_name(wanted.data)}: {short_name(wanted.partition)}"
@@ -137,7 +137,7 @@ def partition(
     )
     with explain_os_errors(out):
         partition_picture.draw(
-            dealt.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title
+            split.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title
         )
     if as_json:
         typer.echo(json.dumps({**summary, "partition": wanted.partition, **options, "picture": str(out)}))
@@ -149,7 +149,7 @@ def partition(
 
 
 def _small(clients: int | None) -> dict[str, int]:
-    """A partition has no cohort; keep the default one from being larger than the population."""
+    """Return a cohort that is not larger than the population; a partition needs none."""
     return {"cohort": min(10, clients)} if clients is not None and clients >= 1 else {}
 
 
@@ -158,7 +158,7 @@ def report(
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Print the table of finished and unfinished runs and write curves and page anew."""
+    """Print the table of finished and unfinished runs, and write their curves and page."""
     from rich.console import Console
 
     from feddpc.report import page, tables
@@ -169,8 +169,8 @@ def report(
     page.refuse_to_overwrite(folder)
     paths = page.write_all(runs, folder, notes=damage)
     if as_json:
-        found = {"table": tables.as_dicts(rows), "files": [str(p) for p in paths], "missing": damage}
-        typer.echo(json.dumps(found))
+        files = [str(path) for path in paths]
+        typer.echo(json.dumps({"table": tables.as_dicts(rows), "files": files, "missing": damage}))
     elif not quiet:
         for note in damage:
             typer.echo(f"missing: {note}", err=True)

@@ -1,10 +1,11 @@
-"""Flags: one per key of the configuration, made from its facts, and those that several commands share."""
+"""Flags: one per key of the configuration, built from its metadata, and those that several commands share."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import operator
+import time
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ def _type(name: str) -> Any:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return what a flag says: a table from pairs or a file, a number or truth value where the key takes those too.
+    """Return the value of a flag: a table from pairs or a file, a number or a bool where the key takes those too.
 
     >>> _value("threads", "2"), _value("threads", "auto"), _value("model", "2")
     (2, 'auto', '2')
@@ -205,6 +206,13 @@ def merge_study(
     return names, numbers or [0], overrides
 
 
+def output_folder(out: Path | None, prefix: str, *, resume: bool = False) -> Path:
+    """Return where results go: ``--out``, or a new folder in runs/."""
+    if out is None and resume:
+        raise BadInputError("--resume needs --out FOLDER, the folder to continue")
+    return out or Path("runs") / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 def exit_with(statuses: Collection[str], *, interrupted: bool = False) -> None:
     """End the command with an exit code that says how its runs ended."""
     if interrupted:
@@ -233,14 +241,14 @@ def listed(text: str, flag: str) -> list[str]:
 
 
 def warn_of_failures(failures: Sequence[str], folder: Path) -> None:
-    """Say in one line which pictures or pages of finished runs are not there, and how to get them later."""
+    """Warn in one line that pictures or pages could not be written, and name the command that writes them later."""
     if failures:
         remedy = f"the records are complete, `feddpc report {folder}` draws them later"
         typer.echo(f"warning: {'; '.join(failures)}; {remedy}", err=True)
 
 
 def method_names(flag: str | None, filed: Any) -> list[str] | None:
-    """Read the methods from the flag or, without it, from a file (``filed``); None if neither says any."""
+    """Return the methods in the flag or, without it, in a file (``filed``); None if neither names any."""
     from feddpc import methods
 
     if flag == "all":
@@ -256,7 +264,7 @@ def method_names(flag: str | None, filed: Any) -> list[str] | None:
 
 
 def seed_numbers(flag: str | None, filed: Any) -> list[int] | None:
-    """Read the seeds from the flag or, without it, from a file (``filed``); None if neither says any."""
+    """Return the seeds in the flag or, without it, in a file (``filed``); None if neither names any."""
     if flag is None and filed is None:
         return None
     seeds = listed(flag, "--seeds") if flag is not None else filed
@@ -269,7 +277,7 @@ def seed_numbers(flag: str | None, filed: Any) -> list[int] | None:
 
 
 def usual_at_once(device: str | None, data: str, model: str) -> int:
-    """Return how many runs share a process if nobody says: a GPU has room for several small models, a CPU has not."""
+    """Return the default of ``--at-once``: several small models share a GPU; on a CPU each run is alone."""
     from feddpc import models
     from feddpc.data.specs import SPECS
     from feddpc.experiment import resolve_device
@@ -277,7 +285,7 @@ def usual_at_once(device: str | None, data: str, model: str) -> int:
     if not resolve_device(device or "auto").startswith("cuda"):
         return 1
     if model == "auto":
-        if data not in SPECS:  # one's own may want a large one
+        if data not in SPECS:  # data of the user's own may need a large model
             return 1
         model = models.default_for(classes=SPECS[data].classes, size=SPECS[data].shape[0])
     return 1 if model in models.LARGE else 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,7 +90,7 @@ def sweep(
 
     if select is not None and select not in BY:
         raise unknown("way to choose", select, BY)
-    out = out or Path("runs") / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = flags.output_folder(out, "sweep")
     before = stored_plan(out, "sweep")
     names, numbers, overrides = flags.merge_study(
         out, before, methods, seeds, given, flags.table(config), set_, default=["feddpc"], add=extend
@@ -127,7 +126,7 @@ def show(
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Say what is there and what is missing, and write the tables of the first folder again."""
+    """Show which runs exist and which are missing, and rewrite the tables of the first folder."""
     from feddpc.study import gather, scan
     from feddpc.study.plan import differences, stored_plan
     from feddpc.study.sweep import write_tables

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,13 +39,16 @@ def run(
     """Train one model with one method."""
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
-    out = _folder(out, resume, "run")
+    out = flags.output_folder(out, "run", resume=resume)
     from feddpc.config import Config
     from feddpc.experiment import make_method, prepare
     from feddpc.method_setup import with_reserve
     from feddpc.runs.record import load_config
+    from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop, execute
 
+    if resume:
+        check_resumable(out, "run")
     stored = load_config(out) if resume else None
     table = flags.table(config)
     base = load_config(like) if like is not None else stored or Config()
@@ -116,11 +118,14 @@ def compare(
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
     resume = resume or extend
-    out = _folder(out, resume, "comparison")
+    out = flags.output_folder(out, "compare", resume=resume)
+    from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop
     from feddpc.study.compare import compare as run_comparison
     from feddpc.study.plan import stored_plan
 
+    if resume:
+        check_resumable(out, "comparison")
     table = flags.table(config)
     for key in ("method", "seed"):
         if key in table:
@@ -148,21 +153,8 @@ def compare(
     flags.exit_with([o.status for o in outcomes], interrupted=stop.wanted)
 
 
-def _folder(out: Path | None, resume: bool, kind: str) -> Path:
-    """Return where results go; when something is resumed, it must be there."""
-    if out is None:
-        if resume:
-            raise BadInputError("--resume needs --out FOLDER, the folder to continue")
-        return Path("runs") / f"{'compare' if kind == 'comparison' else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if resume:
-        from feddpc.runs.resumable import check_resumable
-
-        check_resumable(out, kind)
-    return out
-
-
 def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
-    """Return the configuration of a run to continue; little may change, and nothing of what was computed."""
+    """Return the configuration of a run to continue; only keys that do not affect recorded rounds may change."""
     asked = {k: v for k, v in values.items() if k not in may_change()} | ({"hyper": hyper} if hyper else {})
     if different := stored.differences(asked):
         raise RunFolderError(
@@ -172,7 +164,7 @@ def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str,
 
 
 def _rerun(like: Path, overrides: Overrides, method: str, quiet: bool) -> RerunPlan:
-    """Return the run in ``like`` with what flags and file ask for instead."""
+    """Return the plan to repeat the run in ``like``, with the changes that flags and file ask for."""
     from feddpc.runs.rerun import RerunPlan
 
     def tell(text: str) -> None:
@@ -228,7 +220,7 @@ def _present(
 
 
 def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
-    """Draw who holds what, once, for the page; the first seed's partition stands for the others."""
+    """Draw the partition of the first run, once, for the page."""
     config, partition, data = outcome.config, outcome.setting.partition, outcome.setting.data
     if path.exists() or len(partition) > 10_000:
         return

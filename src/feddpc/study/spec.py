@@ -1,4 +1,4 @@
-"""One run of a study: its configuration, and the folder in which its results are found again."""
+"""One run of a study: its configuration, and the key that names its folder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from feddpc.method_setup import with_reserve
 from feddpc.registry import code_digest, is_code, short_name
 from feddpc.study.setup_cache import dataset, fingerprint
 
-#: Keys that decide where and how fast a run is made, not its numbers.
+#: Keys that decide where and how fast a run computes, not its numbers.
 EXECUTION_KEYS = execution_keys()
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run to be made. ``label``, ``tags`` and ``folder`` do not tell runs apart; the key does.
+    """One run of a study. ``label``, ``tags`` and ``folder`` do not tell runs apart; the key does.
 
     >>> a, b = RunSpec(Config(lr=0.1)), RunSpec(Config(lr=0.1, server_lr=0.1, engine="loop"), label="again")
     >>> a.key == b.key, a.key == RunSpec(Config(lr=0.2)).key

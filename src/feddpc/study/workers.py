@@ -1,4 +1,7 @@
-"""Who runs a study: this process or several processes of this machine; ``ray_workers`` adds other machines."""
+"""Workers that execute the runs of a study: this process, or several processes of this machine.
+
+``ray_workers`` adds other machines.
+"""
 
 from __future__ import annotations
 
@@ -280,7 +283,7 @@ _stopping: Any = None
 
 
 def _start_process(stopping: Any) -> None:
-    """Prepare a worker process: one thread, deaf to Ctrl-C (the study decides what to do), and gone with its parent."""
+    """Prepare a worker process: it has one thread, ignores Ctrl-C (the study handles it), and ends with its parent."""
     import torch
 
     global _stopping
