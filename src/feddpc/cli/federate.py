@@ -89,7 +89,8 @@ def keys(
     created = keyring.make(folder, list(dict.fromkeys([*host, *keyring.LOOPBACK])), nodes, days)
     expires = keyring.read_certificate(created.server).not_valid_after_utc
     typer.echo(f"server: {created.ca}, {created.server}, {created.server_key}; valid until {expires:%Y-%m-%d}")
-    typer.echo(f"send {created.folder / 'node-i'} to node i only, {created.ca} to every node; keep {created.ca_key} secret")
+    node = created.folder / "node-i"
+    typer.echo(f"send {node} to node i only, {created.ca} to every node; keep {created.ca_key} secret")
 
 
 @app.command(cls=Command)
