@@ -81,7 +81,7 @@ class StudyFolder:
 
     def path(self, spec: RunSpec) -> Path:
         """Return the run folder of a run."""
-        return self.folder / spec.folder if spec.folder else self.items / spec.key
+        return self.items / spec.key
 
     def read(self, spec: RunSpec) -> RunResult:
         """Return how far a run is, from its folder."""

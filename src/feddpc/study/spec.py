@@ -25,7 +25,7 @@ EXECUTION_KEYS = execution_keys()
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of a study. ``label``, ``tags`` and ``folder`` do not tell runs apart; the key does.
+    """One run of a study. ``label`` and ``tags`` do not tell runs apart; the key does.
 
     >>> a, b = RunSpec(Config(lr=0.1)), RunSpec(Config(lr=0.1, server_lr=0.1, engine="loop"), label="again")
     >>> a.key == b.key, a.key == RunSpec(Config(lr=0.2)).key
@@ -35,7 +35,6 @@ class RunSpec:
     config: Config
     label: str = ""
     tags: Mapping[str, Any] = field(default_factory=dict)
-    folder: str = ""  #: the name of its run folder in the study; empty for ``items/KEY``
 
     @cached_property
     def complete(self) -> Config:
