@@ -97,7 +97,7 @@ def _help_record(parameter: click.Parameter, ctx: click.Context) -> tuple[str, s
     if isinstance(parameter, click.Option):
         return click.Option.get_help_record(parameter, ctx)
     words = [getattr(parameter, "help", None), "[required]" if parameter.required else None]
-    return parameter.make_metavar(ctx), "  ".join(word for word in words if word)
+    return " ".join(parameter.get_usage_pieces(ctx)), "  ".join(word for word in words if word)
 
 
 def _place(section: str) -> int:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 2.0
 
 
+def print_line(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print text as it is: rich neither colors numbers nor reads brackets as markup."""
+    console.print(text, style=style, highlight=False, markup=False)
+
+
 class _Shown:
     """A bar on a terminal, a plain line now and then elsewhere, nothing if quiet."""
 
@@ -46,7 +51,7 @@ class _Shown:
         self.printed = now
         made = done - (self.first or 0)
         left = f"  {(now - self.began) / made * (total - done):.0f} s left" if made else ""
-        self.console.print(text + left, highlight=False, markup=False)
+        print_line(self.console, text + left)
 
 
 class Display(_Shown):
@@ -79,9 +84,7 @@ class Display(_Shown):
     def end(self, summary: dict[str, Any]) -> None:
         """A run has ended."""
         if summary["status"] != "finished" and not self.quiet:
-            self.console.print(
-                f"{self.label}: {summary['status']}, {summary['reason']}", style="yellow", highlight=False
-            )
+            print_line(self.console, f"{self.label}: {summary['status']}, {summary['reason']}", style="yellow")
 
     def another(self) -> Display:
         """Return a display for another run at the same time; both share the terminal."""

@@ -60,6 +60,8 @@ def _list(facts: list[dict[str, Any]], measure: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from feddpc.cli.display import print_line
+
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
     for heading in (*COSTS, *(("once", "grad") if measure else ())):
@@ -79,7 +81,7 @@ def _list(facts: list[dict[str, Any]], measure: bool) -> None:
         if measure
         else "As declared by the methods; --measure counts them in one small round. "
     )
-    console.print(f"\n{words}`feddpc methods NAME` explains one method.", highlight=False)
+    print_line(console, f"\n{words}`feddpc methods NAME` explains one method.")
 
 
 def _measured_cells(measured: dict[str, float]) -> list[str]:
@@ -161,6 +163,7 @@ def report(
     """Print the table of finished and unfinished runs, and write their curves and page."""
     from rich.console import Console
 
+    from feddpc.cli.display import print_line
     from feddpc.report import page, tables
 
     damage: list[str] = []
@@ -177,4 +180,4 @@ def report(
         console = Console(soft_wrap=True)
         console.print(tables.rich_table(rows))
         for path in paths:
-            console.print(str(path), highlight=False, markup=False)
+            print_line(console, str(path))

@@ -38,7 +38,7 @@ def demo(
     """Start a SuperLink and SuperNodes on this machine, train, show the curve, and leave no process behind."""
     from rich.console import Console
 
-    from feddpc.cli.display import Display
+    from feddpc.cli.display import Display, print_line
     from feddpc.config import Config
     from feddpc.federate.demo import Demo
 
@@ -50,7 +50,7 @@ def demo(
 
     def tell(line: str) -> None:
         if not quiet:
-            console.print(line, highlight=False, markup=False)
+            print_line(console, line)
 
     plan = Config.read({key: config[key] for key in ("method", "rounds", "clients", "cohort", "seed")})
     with federation.stop.on_interrupt(), federation.start(path, config, tell) as records:
@@ -108,6 +108,7 @@ def check(
 
 def _show(run: Path, folder: Path, console: Console, quiet: bool) -> None:
     """Write curves and page, and show the rounds and the table."""
+    from feddpc.cli.display import print_line
     from feddpc.report import page, tables
 
     runs = tables.collect(run)
@@ -120,7 +121,7 @@ def _show(run: Path, folder: Path, console: Console, quiet: bool) -> None:
     console.print(tables.rich_table(tables.rows(runs)))
     for path in paths:
         if path.suffix != ".csv":
-            console.print(f"{path.stem}: {path}", highlight=False, markup=False)
+            print_line(console, f"{path.stem}: {path}")
 
 
 def _curve(records: list[dict[str, Any]], most: int = 20) -> Table:

@@ -40,6 +40,11 @@ def flag(section: str, help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=section, **more)
 
 
+def methods_flag(default: str) -> Any:
+    """Return the flag ``--methods`` of a comparison or sweep."""
+    return flag("Method", f"Names with commas between them, or all. [default: {default}]")
+
+
 def option(name: str, default: str | None = None) -> Any:
     """Return the flag of a key: its help text, the values that it takes, and its default."""
     facts, values = keys()[name], choices_of(name)

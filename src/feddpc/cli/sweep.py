@@ -33,9 +33,7 @@ NAMED = 10
 def sweep(
     context: typer.Context,
     given: dict[str, Any],
-    methods: Annotated[
-        str | None, flags.flag("Method", "Names with commas between them, or all. [default: feddpc]")
-    ] = None,
+    methods: Annotated[str | None, flags.methods_flag("feddpc")] = None,
     config: flags.ConfigFile = None,
     grid: Annotated[
         list[str] | None, flags.flag(SEARCH, "Try all: lr=0.3,0.1 or feddpc.lam=0.5,1.", metavar="KEY=VALUES")
@@ -178,6 +176,7 @@ def _usual_at_once(plan: StudyPlan, device: str | None) -> int:
 
 def _announce(plan: StudyPlan, out: Path, console: Any, extend: bool) -> None:
     """Print the budget of every method, and warn where they differ."""
+    from feddpc.cli.display import print_line
     from feddpc.config import Config
     from feddpc.study.choose import budget
     from feddpc.study.plan import refuse_another
@@ -185,13 +184,13 @@ def _announce(plan: StudyPlan, out: Path, console: Any, extend: bool) -> None:
     refuse_another(out, plan, extend=extend)
     budgets, rounds = plan.budgets(), plan.overrides.values.get("rounds", Config.rounds)
     for name, count in budgets.items():
-        console.print(f"{short_name(name)}: {budget(count, len(plan.seeds), rounds)}", highlight=False, markup=False)
+        print_line(console, f"{short_name(name)}: {budget(count, len(plan.seeds), rounds)}")
     if len(set(budgets.values())) > 1:
-        console.print(
+        print_line(
+            console,
             "warning: the methods have different budgets, which favors those that try more settings; --random with "
             "--trials gives all the same",
             style="yellow",
-            highlight=False,
         )
 
 
@@ -212,28 +211,25 @@ def _present(results: list[RunResult], folders: list[Path], plan: StudyPlan | No
         return
     from rich.console import Console
 
+    from feddpc.cli.display import print_line
     from feddpc.report.table import sweep_table
 
     console = Console(soft_wrap=True)
-    console.print(", ".join(f"{count} {status}" for status, count in counts.items()), highlight=False)
+    print_line(console, ", ".join(f"{count} {status}" for status, count in counts.items()))
     for result in missing[:NAMED]:
         reason = f": {result.message}" if result.message else ""
-        console.print(f"{result.status}: {result.spec.name}{reason}", style="yellow", highlight=False, markup=False)
+        print_line(console, f"{result.status}: {result.spec.name}{reason}", style="yellow")
     if len(missing) > NAMED:
-        console.print(f"and {len(missing) - NAMED} more", style="yellow", highlight=False)
+        print_line(console, f"and {len(missing) - NAMED} more", style="yellow")
     table = sweep_table(choices, plan.objective if plan else "validation")
     console.print(table.rich())
-    console.print(table.notes[0], style="dim", highlight=False)
-    for text in dict.fromkeys(text for choice in choices if (text := _grid_end(choice))):
-        console.print(text, style="yellow", highlight=False, markup=False)
-    console.print(f"all runs: {folders[0] / 'results.csv'}", highlight=False, markup=False)
+    print_line(console, table.notes[0], style="dim")
+    for warning in dict.fromkeys(_grid_end_warning(choice) for choice in choices if choice.grid_ends):
+        print_line(console, warning, style="yellow")
+    print_line(console, f"all runs: {folders[0] / 'results.csv'}")
 
 
-def _grid_end(choice: Choice) -> str:
-    """Return a warning if the best value of a key is the smallest or largest of the grid."""
+def _grid_end_warning(choice: Choice) -> str:
+    """Return a warning that the best value of a key is the smallest or largest of the grid."""
     values = ", ".join(f"{key} = {(choice.settings or {})[key]:g}" for key in choice.grid_ends)
-    return (
-        f"warning: {short_name(choice.method)} is best at the end of its grid ({values}): --extend adds values"
-        if values
-        else ""
-    )
+    return f"warning: {short_name(choice.method)} is best at the end of its grid ({values}): --extend adds values"

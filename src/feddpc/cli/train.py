@@ -91,9 +91,7 @@ def run(
 @flags.config_flags(without=per_run_keys())
 def compare(
     given: dict[str, Any],
-    methods: Annotated[
-        str | None, flags.flag("Method", f"Names with commas between them, or all. [default: {PAPER}]")
-    ] = None,
+    methods: Annotated[str | None, flags.methods_flag(PAPER)] = None,
     seeds: flags.Seeds = None,
     config: flags.ConfigFile = None,
     set_: flags.Set = None,
@@ -211,12 +209,14 @@ def _present(
     elif not quiet:
         from rich.console import Console
 
+        from feddpc.cli.display import print_line
+
         console = Console(soft_wrap=True)
         console.print(tables.rich_table(rows))
         for path in paths:
             if path.suffix in (".png", ".html"):
                 kind = "page" if path.suffix == ".html" else "curves"
-                console.print(f"{kind}: {path}", highlight=False, markup=False)
+                print_line(console, f"{kind}: {path}")
 
 
 def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
