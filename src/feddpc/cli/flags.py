@@ -224,7 +224,7 @@ def exit_with(statuses: Collection[str], *, interrupted: bool = False) -> None:
         raise typer.Exit(130)
     if {"missing", "failed"} & set(statuses):
         raise typer.Exit(UNFINISHED)
-    if set(statuses) == {"diverged"}:
+    if all(status == "diverged" for status in statuses):
         raise typer.Exit(1)
 
 
