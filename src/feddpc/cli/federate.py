@@ -98,7 +98,7 @@ def check(
     address: Annotated[str, typer.Argument(help="HOST:PORT of a SuperLink.")],
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.crt.")],
 ) -> None:
-    """Check whether a node on this machine could connect to a SuperLink, and if not, say why."""
+    """Check whether a node on this machine can reach a SuperLink."""
     from feddpc.federate.network import check_server
     from feddpc.flower import check_flwr
 

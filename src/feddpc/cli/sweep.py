@@ -124,7 +124,10 @@ def show(
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Show which runs exist and which are missing, and rewrite the tables of the first folder."""
+    """Show which runs exist or are missing, and rewrite the tables.
+
+    The tables are those of the first folder.
+    """
     from feddpc.study import gather, scan
     from feddpc.study.plan import differences, stored_plan
     from feddpc.study.sweep import write_tables
