@@ -114,6 +114,33 @@ def test_a_sweep_of_ones_own_model():
     assert invoke("sweep", "--out", "s", "--model", "own.py:Net", "--quiet").exit_code == 0
 
 
+def test_a_changed_model_is_run_again_in_a_sweep_and_named():
+    sweep = ["sweep", *QUICK, "--methods", "fedavg", "--grid", "lr=0.1", "--model", "own.py:Net", "--out", "s"]
+    assert invoke(*sweep).exit_code == 0
+    Path("own.py").write_text(OWN.replace("width=4", "width=5"))
+    with pytest.warns(UserWarning, match=r"own\.py changed"):
+        assert invoke(*sweep).exit_code == 0
+    widths = {load_config(run).model_options["width"] for run in Path("s/items").iterdir()}
+    assert widths == {4, 5}
+
+
+def test_a_changed_model_is_named_when_a_comparison_is_resumed():
+    compare = ["compare", *QUICK, "--methods", "fedavg", "--model", "own.py:Net", "--out", "c"]
+    assert invoke(*compare).exit_code == 0
+    Path("own.py").write_text(OWN + "# other\n")
+    with pytest.warns(UserWarning, match=r"own\.py changed"):
+        assert invoke(*compare, "--resume").exit_code == 0
+
+
+def test_an_extended_sweep_does_not_run_code_that_only_its_folder_names():
+    sweep = ["sweep", *QUICK, "--grid", "lr=0.1", "--out", "s"]
+    Path("mine.py").write_text("from feddpc.methods import FedAvg\nclass Mine(FedAvg):\n    name = 'mine'\n")
+    assert invoke(*sweep, "--methods", "mine.py:Mine").exit_code == 0
+    with pytest.raises(BadInputError, match="names code, mine"):
+        invoke(*sweep, "--methods", "fedavg", "--extend")
+    assert invoke(*sweep, "--methods", "mine.py:Mine,fedavg", "--extend").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("flag", "name", "message"),
     [

@@ -38,6 +38,8 @@ class Key:
     choices: tuple[str, ...] = ()  #: names of that registry; a test compares the two
     changes_numbers: bool = True  #: False: decides where and how fast a run computes, not what
     may_change: bool = False  #: a resumed run may have another value
+    after_setup: bool = False  #: used only after data, partition and model are built, which runs can therefore share
+    tuned: bool = False  #: belongs to what is tuned, as hyper-parameters do; other keys belong to the problem
     per_run: bool = False  #: differs between the runs of one study, which has ``methods`` and ``seeds``
     options_of: str | None = None  #: a table with the options of this key; ``--set`` reaches it by this name
 
@@ -66,6 +68,7 @@ class Config:
         "method",
         kind="method",
         per_run=True,
+        after_setup=True,
     )
     data: str = key(
         "digits",
@@ -100,7 +103,10 @@ class Config:
     )
     dropout: float = key(0.0, "Probability that a sampled client never answers.", "federation")
     weighting: Literal["uniform", "samples"] = key(
-        "uniform", "Weights of the clients in the mean: equal, or proportional to their numbers of samples.", "training"
+        "uniform",
+        "Weights of the clients in the mean: equal, or proportional to their numbers of samples.",
+        "training",
+        after_setup=True,
     )
     rule: str = key(
         "mean",
@@ -109,19 +115,31 @@ class Config:
         kind="rule",
         choices=(*("mean", "median", "trimmed_mean", "krum", "multi_krum"), *("centered_clipping", "geometric_median")),
     )
-    rounds: int = key(100, "Communication rounds.", "training", may_change=True)
-    lr: float = key(0.1, "Learning rate of the clients; `client_lr` in Python means the same.", "training")
-    server_lr: float | None = key(
-        None, "Learning rate of the server; equal rates are plain averaging.", "training", shown="that of the clients"
+    rounds: int = key(100, "Communication rounds.", "training", may_change=True, after_setup=True)
+    lr: float = key(
+        0.1,
+        "Learning rate of the clients; `client_lr` in Python means the same.",
+        "training",
+        after_setup=True,
+        tuned=True,
     )
-    lr_decay: float = key(1.0, "Factor per round on both learning rates.", "training")
+    server_lr: float | None = key(
+        None,
+        "Learning rate of the server; equal rates are plain averaging.",
+        "training",
+        shown="that of the clients",
+        after_setup=True,
+        tuned=True,
+    )
+    lr_decay: float = key(1.0, "Factor per round on both learning rates.", "training", after_setup=True, tuned=True)
     batch_size: int | None = key(
         None,
         "Samples per local step; the last, smaller batch is kept.",
         "training",
         shown="256, or half a client's samples where those are fewer",
+        tuned=True,
     )
-    epochs: int = key(1, "Local epochs per round.", "training")
+    epochs: int = key(1, "Local epochs per round.", "training", tuned=True)
     reserve: float | None = key(
         None,
         "Share of the training set, equal by class, that the server keeps and clients do not get.",
@@ -162,6 +180,7 @@ class Config:
         kind="engine",
         choices=("auto", "fastest", "loop", "threads", "stacked", "cuda"),
         changes_numbers=False,
+        after_setup=True,
     )
     compile: bool | Literal["auto"] = key(
         "auto",
@@ -169,6 +188,7 @@ class Config:
         "execution",
         choices=("auto", "true", "false"),
         changes_numbers=False,
+        after_setup=True,
     )
     client_memory: Literal["auto", "device", "host", "disk"] = key(
         "auto",
@@ -177,6 +197,7 @@ class Config:
         "execution",
         changes_numbers=False,
         may_change=True,
+        after_setup=True,
     )
     threads: int | Literal["auto"] | None = key(
         None,
@@ -187,7 +208,9 @@ class Config:
     )
     hyper: Options = field(
         default_factory=dict,
-        metadata=about("Hyper-parameters of the method.", "method", options_of="method", per_run=True),
+        metadata=about(
+            "Hyper-parameters of the method.", "method", options_of="method", per_run=True, after_setup=True
+        ),
     )
     model_options: Options = field(
         default_factory=dict, metadata=about("Options of the network.", "method", options_of="model")
@@ -295,6 +318,26 @@ def per_run_keys() -> tuple[str, ...]:
     ('method', 'seed', 'hyper')
     """
     return tuple(name for name, facts in keys().items() if facts.per_run)
+
+
+@functools.cache
+def after_setup_keys() -> tuple[str, ...]:
+    """Return the keys that may differ between runs that share data, partition and model.
+
+    >>> "lr" in after_setup_keys(), "clients" in after_setup_keys()
+    (True, False)
+    """
+    return tuple(name for name, facts in keys().items() if facts.after_setup)
+
+
+@functools.cache
+def tuned_keys() -> tuple[str, ...]:
+    """Return the keys that are tuned by default, besides the hyper-parameters.
+
+    >>> tuned_keys()
+    ('lr', 'server_lr', 'lr_decay', 'batch_size', 'epochs')
+    """
+    return tuple(name for name, facts in keys().items() if facts.tuned)
 
 
 @functools.cache

@@ -121,10 +121,10 @@ class Registry(Generic[T]):
     def _from_file(self, name: str) -> Callable[..., T]:
         """Load ``FILE.py:NAME``, or ``FILE.py`` where the file defines just one such object."""
         file, _, wanted = name.partition(":")
-        path = Path(file).expanduser()
+        path = _file(name)
         if not path.is_file():
             raise BadInputError(f"{self.kind} {name!r}: there is no file {file}")
-        module = _load(path.resolve())
+        module = _load(path.resolve(), code_digest(name))
         assert self.accepts is not None
         found: dict[str, Callable[..., T]] = {
             n: thing
@@ -176,9 +176,18 @@ def _origin(thing: object) -> str:
     return str(getattr(thing, "__qualname__", thing))
 
 
+def code_digest(name: str) -> str:
+    """Return a hash of the file in ``FILE.py:NAME``, so that changed code is recognized."""
+    return hashlib.blake2b(_file(name).read_bytes(), digest_size=16).hexdigest()
+
+
+def _file(name: str) -> Path:
+    return Path(name.partition(":")[0]).expanduser()
+
+
 @functools.cache
-def _load(path: Path) -> types.ModuleType:
-    """Import a file once, under a name of its own; annotations and dataclasses look themselves up there."""
+def _load(path: Path, _digest: str) -> types.ModuleType:
+    """Import a file once per content, under a name of its own; annotations and dataclasses look themselves up there."""
     name = f"feddpc_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -1,7 +1,10 @@
 """Help texts and messages for mistyped commands and flags."""
 
 import re
+import subprocess
+import sys
 
+import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -9,12 +12,15 @@ from typer.testing import CliRunner
 from feddpc.cli import app
 from feddpc.config import keys, per_run_keys
 
+TOP = typer.main.get_command(app)
+CONTEXT = click.Context(TOP)
+
 
 def commands(command, path=()):
     """Return the words of every command and group."""
     found = [path]
-    for name, below in getattr(command, "commands", {}).items():
-        found += commands(below, (*path, name))
+    for name in command.list_commands(CONTEXT) if isinstance(command, click.Group) else ():
+        found += commands(command.get_command(CONTEXT, name), (*path, name))
     return found
 
 
@@ -22,7 +28,7 @@ def invoke(*args):
     return CliRunner().invoke(app, list(args))
 
 
-ALL = commands(typer.main.get_command(app))
+ALL = commands(TOP)
 
 
 def test_all_commands_are_found():
@@ -51,7 +57,7 @@ def test_a_mistyped_command_is_corrected_once(typed, meant):
 
 @pytest.mark.parametrize("command", ["run", "compare", "sweep"])
 def test_every_key_is_a_flag(command):
-    parameters = typer.main.get_command(app).commands[command].params
+    parameters = TOP.get_command(CONTEXT, command).params
     shown = {flag for parameter in parameters for flag in parameter.opts}
     left_out = () if command == "run" else per_run_keys()
     for name, facts in keys().items():
@@ -81,3 +87,28 @@ def test_other_unknown_flags_are_as_before():
         assert "No such option" in done.output
         assert "--set" not in done.output
     assert "--rounds" in invoke("run", "--round", "3").output
+
+
+def test_the_help_imports_no_command():
+    """It takes less than a tenth of a second, because it imports only what it prints."""
+    code = (
+        "import sys; sys.argv = ['feddpc', '--help']\nfrom feddpc.cli import main\n"
+        "try:\n main()\nexcept SystemExit: pass\nprint(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {"torch", "numpy", "rich", "feddpc.config", "feddpc.cli.train", "feddpc.cli.sweep"}
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "report"])
+def test_the_help_of_a_command_needs_neither_torch_nor_rich(command):
+    code = (
+        f"import sys; sys.argv = ['feddpc', {command!r}, '--help']\nfrom feddpc.cli import main\n"
+        "try:\n main()\nexcept SystemExit: pass\nprint(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.splitlines()[-1].split()) & {"torch", "numpy", "rich"}
+
+
+def test_no_line_of_the_help_is_cut():
+    assert "..." not in invoke("--help").output.partition("Commands:")[2]

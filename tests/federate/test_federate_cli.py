@@ -43,7 +43,7 @@ def test_init_says_what_it_wrote_and_what_to_do(federate, tmp_path):
 def test_keys_are_made_and_said_to_whom_they_go(federate, tmp_path):
     code, out, _ = federate("keys", tmp_path / "keys", "--host", "fed.example.org", "--nodes", 2)
     assert code == 0
-    assert f"to nobody: {tmp_path / 'keys' / 'ca.key'}" in out
+    assert f"keep {tmp_path / 'keys' / 'ca.key'} secret" in out
     assert (tmp_path / "keys" / "node-1.pub").exists()
 
 

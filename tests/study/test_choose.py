@@ -3,6 +3,7 @@
 import pytest
 
 from feddpc.errors import BadInputError
+from feddpc.report.table import sweep_table
 from feddpc.study import choose
 from feddpc.study.sweep import choose_both
 from sweeping import outcome
@@ -111,3 +112,10 @@ def test_how_a_run_was_made_and_filled_in_rates_do_not_part_settings():
 
 def test_the_first_of_equals_wins():
     assert settings([outcome(lr=0.3), outcome(lr=0.1)]) == {"fedavg": {"lr": 0.3}}
+
+
+def test_ones_own_parts_are_called_by_their_names():
+    results = [outcome("work/mine.py:Mine", model=f"work/nets.py:{net}") for net in ("Small", "Large")]
+    rows = sweep_table(choose(results), "validation").rows
+    assert [row[0] for row in rows] == ["Mine model=Small", "Mine model=Large"]
+    assert {c.method for c in choose(results)} == {"work/mine.py:Mine"}  # chosen.json can be followed

@@ -8,7 +8,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from feddpc.errors import BadInputError
-from feddpc.study import RayWorkers, choose, ray_workers, run_study
+from feddpc.study import RayWorkers, choose, run_study, runner
 from sweeping import numbers, records, specs
 
 #: Ray leaves files open; they are collected in the fixture, where nobody minds.
@@ -58,14 +58,14 @@ def test_a_killed_worker_does_not_change_the_table(tmp_path, cluster, gate, monk
     wanted = specs((f"{tmp_path / 'waiting.py'}:Waiting", "feddpc"), rounds=20)
     whole = run_study(wanted, tmp_path / "whole")
     killed, came_back = [], []
-    plain = ray_workers._RayPool.returned
+    plain = runner._Study._receive
 
-    def watched(crew, reference):
-        came_back.append(plain(crew, reference))
+    def watched(study, future, pool):
+        came_back.append(future.exception())
+        plain(study, future, pool)
         gate.touch()  # only now: a worker outlives its node by a moment, and could still have ended its run
-        return came_back[-1]
 
-    monkeypatch.setattr(ray_workers._RayPool, "returned", watched)
+    monkeypatch.setattr(runner._Study, "_receive", watched)
 
     def kill_one(progress):
         if progress.rounds == 22 and not killed:  # both workers are in round 12
@@ -75,7 +75,7 @@ def test_a_killed_worker_does_not_change_the_table(tmp_path, cluster, gate, monk
     workers = RayWorkers(cluster.address)
     outcomes = run_study(wanted, tmp_path / "ray", workers=workers, on_progress=kill_one, checkpoint_seconds=0.05)
     assert killed[0].ended == 0
-    assert [bool(returned.died) for returned in came_back].count(True) == 1  # somebody was at work there
+    assert [isinstance(error, ray.exceptions.RayError) for error in came_back].count(True) == 1  # it was at work
     assert numbers(outcomes) == numbers(whole)
     assert records(tmp_path / "ray") == records(tmp_path / "whole")
     for by in ("validation", "test"):

@@ -382,4 +382,28 @@ def test_progress_is_told_while_a_batch_is_out(tmp_path):
     some = specs(rates=(0.4, 0.3, 0.2, 0.1), methods=("fedavg", "feddpc"), rounds=40)
     run_study(some, tmp_path, workers=InProcess(at_once=2), on_progress=lambda p: seen.append((p.ended, p.running)))
     assert seen[-1][0] == 8
+    assert max(running for _, running in seen) >= 1
     assert max(running for _, running in seen) <= 3  # one may end while others are counted
+
+
+MINE = """
+from feddpc.methods import FedAvg
+
+class Mine(FedAvg):
+    name = "mine"
+"""
+
+
+def test_a_changed_file_of_ones_own_is_run_again_and_named(tmp_path, runs):
+    own = tmp_path / "mine.py"
+    own.write_text(MINE)
+    some = {"methods": (f"{own}:Mine", "fedavg"), "rates": (0.1,)}
+    run_study(specs(**some), tmp_path / "s")
+    run_study(specs(**some), tmp_path / "s")
+    assert [name for name, _ in runs] == [f"{own}:Mine", "fedavg"]
+    own.write_text(MINE + "    # other\n")
+    with pytest.warns(UserWarning, match=r"mine\.py changed"):
+        again = run_study(specs(**some), tmp_path / "s")
+    assert [name for name, _ in runs] == [f"{own}:Mine", "fedavg", f"{own}:Mine"]
+    assert [result.status for result in again] == ["done", "done"]
+    run_study(specs(**some), tmp_path / "s")  # says nothing more

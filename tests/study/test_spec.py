@@ -165,3 +165,41 @@ def test_only_a_few_worlds_are_kept():
     kept = [setup_cache.experiment(replace(BASE.complete, seed=seed)).task for seed in range(3)]
     assert setup_cache.experiment(replace(BASE.complete, seed=2)).task is kept[2]
     assert setup_cache.experiment(replace(BASE.complete, seed=0)).task is not kept[0]
+
+
+OWN = """
+import numpy as np
+from torch import nn
+
+def net(classes, shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
+
+def alternating(labels, clients):
+    return [np.arange(j, len(labels), clients) for j in range(clients)]
+
+def rows():
+    x, y = np.arange(300, dtype=np.float32).reshape(60, 5) / 300, np.arange(60) % 3
+    return x, y, x[:12], y[:12]
+"""
+
+
+@pytest.mark.parametrize(("key", "name"), [("model", "net"), ("partition", "alternating"), ("data", "rows")])
+def test_ones_own_code_counts_by_the_content_of_its_file(tmp_path, key, name):
+    def key_of(file):
+        given = {"model_options": {}} if key == "model" else {}
+        return RunSpec(config(**{key: f"{tmp_path / file}.py:{name}"}, **given)).key
+
+    for file, text in (("a", OWN), ("b", OWN), ("c", OWN.replace("j, len", "j + 0, len"))):
+        (tmp_path / f"{file}.py").write_text(text)
+    before = key_of("a")
+    assert before == key_of("b") != key_of("c")
+    (tmp_path / "a.py").write_text(OWN.replace("j, len", "j + 0, len"))
+    assert key_of("a") == key_of("c")
+
+
+def test_a_changed_file_is_loaded_again_in_the_same_process(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    spec = RunSpec(config(model=f"{tmp_path}/own.py:net", model_options={}))
+    first = setup_cache.experiment(spec.complete).task.d
+    (tmp_path / "own.py").write_text(OWN.replace("classes))", "classes, bias=False))"))
+    assert setup_cache.experiment(RunSpec(spec.config).complete).task.d == first - 10

@@ -10,30 +10,37 @@ from typing import Annotated
 import typer
 
 from feddpc._version import __version__
-from feddpc.cli import bench, data, explain, federate, presets, reproduce, sweep, train
-from feddpc.cli.commands import Command, Group
+from feddpc.cli.commands import LazyGroup
 from feddpc.errors import FeddpcError
+
+
+class Commands(LazyGroup):
+    """The commands of feddpc."""
+
+    lazy = {  # noqa: RUF012 -- a constant
+        "run": ("feddpc.cli.train:run", "Train one model with one method."),
+        "compare": ("feddpc.cli.train:compare", "Train with several methods and seeds on the same data."),
+        "report": ("feddpc.cli.explain:report", "Print the table of runs, and write their curves and page."),
+        "methods": ("feddpc.cli.explain:methods", "List the methods, or explain one."),
+        "partition": ("feddpc.cli.explain:partition", "Split the data among clients and draw the result."),
+        "bench": ("feddpc.cli.bench:bench", "Measure engines, precisions and server step on this machine."),
+        "presets": ("feddpc.cli.presets:presets", "List the presets, or print one as a complete configuration."),
+        "data": ("feddpc.cli.data:app", "List, verify and fetch data sets."),
+        "reproduce": ("feddpc.cli.reproduce:app", "Run the paper's tables and figures again."),
+        "sweep": ("feddpc.cli.sweep:app", "Try settings of several methods with one budget, and choose."),
+        "federate": ("feddpc.cli.federate:app", "Run a real federation over Flower."),
+    }
+
 
 app = typer.Typer(
     name="feddpc",
-    cls=Group,
+    cls=Commands,
     help="Federated learning when clients' data differ and few clients show up.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run", cls=Command)(train.run)
-app.command("compare", cls=Command)(train.compare)
-app.command("report", cls=Command)(explain.report)
-app.command("methods", cls=Command)(explain.methods)
-app.command("partition", cls=Command)(explain.partition)
-app.command("bench", cls=Command)(bench.bench)
-app.command("presets", cls=Command)(presets.presets)
-app.add_typer(data.app, name="data")
-app.add_typer(reproduce.app, name="reproduce")
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(federate.app, name="federate")
 
 
 def _version(wanted: bool) -> None:

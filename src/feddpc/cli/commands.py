@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
 import click
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-from feddpc.cli.flags import SECTIONS
 
-
-class Command(TyperCommand):
-    """A command; an unknown flag that is a key of the configuration is explained."""
-
-    def get_help(self, ctx: click.Context) -> str:
-        """Return the help text."""
-        return _unescape(super().get_help(ctx))
+class _Explained(click.Command):
+    """Writes the flags by section, and explains an unknown flag that is a key of the configuration."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write arguments and flags, by section."""
-        _write_sections(self, ctx, formatter)
+        """Write arguments and flags by their ``rich_help_panel``, which typer uses only where rich prints."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            usual = "Arguments" if isinstance(parameter, click.Argument) else "Options"
+            if record := _help_record(parameter, ctx):
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for name in sorted(sections, key=_place) if len(sections) > 1 else sections:
+            with formatter.section(name):
+                formatter.write_dl(sections[name])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the flags."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise _explain(error, self, ctx) from None
+            key = error.option_name.lstrip("-").replace("-", "_")
+            takes_set = any("--set" in parameter.opts for parameter in self.params)
+            if not takes_set or (how := _settable(key)) is None:
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}: use --set {how}", ctx) from None
 
 
-class Group(TyperGroup):
-    """Commands below one name; a mistyped one is corrected, and unknown flags are explained as for a command."""
+class Command(_Explained, TyperCommand):
+    """A command."""
 
-    def get_help(self, ctx: click.Context) -> str:
-        """Return the help text."""
-        return _unescape(super().get_help(ctx))
+
+class Group(_Explained, TyperGroup):
+    """Commands below one name; a mistyped one is corrected."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags by section, then the commands."""
-        _write_sections(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the flags before the name of a command."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise _explain(error, self, ctx) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -55,41 +58,58 @@ class Group(TyperGroup):
         except click.NoSuchOption:
             raise
         except click.UsageError:  # typer and click 8.4 each add their suggestion
-            from difflib import get_close_matches
-
-            near = " or ".join(map(repr, get_close_matches(args[0], self.commands)))
+            near = " or ".join(map(repr, get_close_matches(args[0], self.list_commands(ctx))))
             hint = f" Did you mean {near}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
 
 
-def _write_sections(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the parameters of a command by their ``rich_help_panel``, which typer uses only where rich prints."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(ctx):
-        usual = "Arguments" if isinstance(parameter, click.Argument) else "Options"
-        if record := parameter.get_help_record(ctx):
-            sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+class LazyGroup(Group):
+    """Commands that are imported when they are used, so that the help of the group itself is quick."""
+
+    #: By name: ``MODULE:FUNCTION`` or ``MODULE:GROUP``, and the line that the help text shows.
+    lazy: dict[str, tuple[str, str]]
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import a command."""
+        if name not in self.lazy:
+            return None
+        module, _, attribute = self.lazy[name][0].partition(":")
+        found: Any = getattr(import_module(module), attribute)
+        parent = typer.Typer(rich_markup_mode=None)
+        if isinstance(found, typer.Typer):
+            parent.add_typer(found, name=name)
+        else:
+            parent.command(name, cls=Command)(found)
+        return typer.main.get_group(parent).commands[name]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
+
+
+def _help_record(parameter: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
+    """Return name and help of a parameter; typer's own function imports rich, which takes a tenth of a second."""
+    if isinstance(parameter, click.Option):
+        return click.Option.get_help_record(parameter, ctx)
+    words = [getattr(parameter, "help", None), "[required]" if parameter.required else None]
+    return " ".join(parameter.get_usage_pieces(ctx)), "  ".join(word for word in words if word)
+
+
+def _place(section: str) -> int:
+    """Return where a section of the help text stands."""
+    from feddpc.cli.flags import SECTIONS
+
     order = ("Arguments", *SECTIONS)
-    for name in sorted(sections, key=lambda name: order.index(name) if name in order else len(order)):
-        with formatter.section(name):
-            formatter.write_dl(sections[name])
-
-
-def _unescape(text: str) -> str:
-    """Remove the backslashes that typer puts before brackets for rich, which does not print our help."""
-    return text.replace("\\[", "[")
-
-
-def _explain(error: click.NoSuchOption, command: click.Command, ctx: click.Context) -> click.UsageError:
-    """Return an error that names ``--set`` if the unknown flag is a key that the command takes there."""
-    if not any("--set" in parameter.opts for parameter in command.params):
-        return error
-    key = error.option_name.lstrip("-").replace("-", "_")
-    how = _settable(key)
-    return click.UsageError(f"No such option {error.option_name!r}: use --set {how}", ctx) if how else error
+    return order.index(section) if section in order else len(order)
 
 
 def _settable(key: str) -> str | None:
+    """Return what ``--set`` takes for a key of the configuration or a hyper-parameter."""
     from dataclasses import fields
 
     from feddpc import methods

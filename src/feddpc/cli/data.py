@@ -30,7 +30,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inste
         shape = "x".join(str(n) for n in entry.shape)
         state = entry.state if entry.command is None else f"absent: {entry.command}"
         table.add_row(entry.name, str(entry.classes), shape, str(entry.train), str(entry.test), state)
-    # Never wrapped: a command that is split over two lines cannot be copied.
+    # Not wrapped: a command that is split over two lines cannot be copied.
     Console(width=max(Console().width, 100)).print(table)
 
 

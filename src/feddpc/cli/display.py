@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -20,18 +20,22 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 2.0
 
 
-class Display:
-    """Shows the progress of one run after the other."""
+def print_line(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print text as it is: rich neither colors numbers nor reads brackets as markup."""
+    console.print(text, style=style, highlight=False, markup=False)
+
+
+class _Shown:
+    """A bar on a terminal, a plain line now and then elsewhere, nothing if quiet."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
         self.live = _bar(console) if console.is_terminal and not quiet else None
         self.task: TaskID | None = None
-        self.label, self.rounds = "", 0
-        self.best: float | None = None
-        self.began = self.printed = self.first = 0.0
+        self.first: int | None = None  #: rounds that were there at the beginning
+        self.began = self.printed = time.monotonic()
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         if self.live:
             self.live.start()
         return self
@@ -40,20 +44,35 @@ class Display:
         if self.live:
             self.live.stop()
 
+    def _print_line(self, text: str, done: int, total: int, *, last: bool) -> None:
+        """Print a line with the seconds that are left, every PLAIN_SECONDS and at the end."""
+        now = time.monotonic()
+        if self.quiet or (now - self.printed < PLAIN_SECONDS and not last):
+            return
+        self.printed = now
+        made = done - (self.first or 0)
+        left = f"  {(now - self.began) / made * (total - done):.0f} s left" if made else ""
+        print_line(self.console, text + left)
+
+
+class Display(_Shown):
+    """Shows the progress of one run after the other."""
+
+    label, rounds = "", 0
+    best: float | None = None
+
     def begin(self, config: Config) -> None:
-        """A run starts or goes on."""
+        """A run starts or continues."""
         self.label = f"{short_name(config.method)} seed {config.seed}"
-        self.rounds, self.best = config.rounds, None
+        self.rounds, self.best, self.first = config.rounds, None, None
         self.began = self.printed = time.monotonic()
-        self.first = 0.0
         if self.live:
             self.task = self.live.add_task(f"{self.label:22}", total=config.rounds, state="")
 
     def round(self, record: dict[str, Any]) -> None:
         """A round is finished."""
-        if self.quiet:
-            return
         done, name = record["round"], primary_name(record)
+        self.first = done - 1 if self.first is None else self.first
         metric = METRICS.get(name, Metric(name))
         value = record.get(metric.key())
         self.best = metric.pick([known for known in (self.best, value) if known is not None])
@@ -63,50 +82,28 @@ class Display:
         state += f"  loss {_number(record['train_loss'])}"
         if record.get("epsilon") is not None:
             state += f"  epsilon {record['epsilon']:.2f}"
-        now = time.monotonic()
         if self.live and self.task is not None:
             self.live.update(self.task, completed=done, state=state)
-        elif now - self.printed >= PLAIN_SECONDS or done == self.rounds:
-            self.printed = now
-            self.console.print(
-                f"{self.label}  round {done}/{self.rounds}  {state}  {self._left(done, now)}", highlight=False
-            )
-        self.first = self.first or done
+        else:
+            text = f"{self.label}  round {done}/{self.rounds}  {state}"
+            self._print_line(text, done, self.rounds, last=done == self.rounds)
 
     def end(self, summary: dict[str, Any]) -> None:
         """A run has ended."""
         if summary["status"] != "finished" and not self.quiet:
-            self.console.print(
-                f"{self.label}: {summary['status']}, {summary['reason']}", style="yellow", highlight=False
-            )
+            print_line(self.console, f"{self.label}: {summary['status']}, {summary['reason']}", style="yellow")
 
     def another(self) -> Display:
-        """Return a display for a run beside this one; both share the terminal."""
+        """Return a display for another run at the same time; both share the terminal."""
         return copy.copy(self)
 
-    def _left(self, done: int, now: float) -> str:
-        made = done - (self.first or done) + 1
-        return f"{(now - self.began) / made * (self.rounds - done):.0f} s left"
 
-
-class Many:
+class Many(_Shown):
     """Shows the progress of many runs at once: one bar over all their rounds, or a plain line now and then."""
 
     def __init__(self, console: Console, label: str, *, quiet: bool = False) -> None:
-        self.console, self.label, self.quiet = console, label, quiet
-        self.live = _bar(console) if console.is_terminal and not quiet else None
-        self.task: TaskID | None = None
-        self.began = self.printed = time.monotonic()
-        self.first: int | None = None
-
-    def __enter__(self) -> Many:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.live:
-            self.live.stop()
+        super().__init__(console, quiet=quiet)
+        self.label = label
 
     def __call__(self, now: Runs) -> None:
         """Show how far it is."""
@@ -116,13 +113,9 @@ class Many:
             if self.task is None:
                 self.task = self.live.add_task(self.label, total=now.all_rounds, state=state)
             self.live.update(self.task, completed=now.rounds, total=now.all_rounds, state=state)
-        elif not self.quiet and (time.monotonic() - self.printed >= PLAIN_SECONDS or now.ended == now.total):
-            self.printed = time.monotonic()
-            made = now.rounds - self.first
-            left = (self.printed - self.began) / made * (now.all_rounds - now.rounds) if made else None
-            about = "" if left is None else f"  {left:.0f} s left"
-            line = f"{self.label}  {state}  round {now.rounds}/{now.all_rounds}{about}"
-            self.console.print(line, highlight=False, markup=False)
+        else:
+            text = f"{self.label}  {state}  round {now.rounds}/{now.all_rounds}"
+            self._print_line(text, now.rounds, now.all_rounds, last=now.ended == now.total)
 
 
 def _bar(console: Console) -> Progress:

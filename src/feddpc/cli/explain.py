@@ -1,4 +1,4 @@
-"""``feddpc methods``, ``feddpc partition`` and ``feddpc report``: commands that show and do not train."""
+"""``feddpc methods``, ``feddpc partition`` and ``feddpc report``: commands that show something without training."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ def _list(facts: list[dict[str, Any]], measure: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from feddpc.cli.display import print_line
+
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
     for heading in (*COSTS, *(("once", "grad") if measure else ())):
@@ -79,11 +81,11 @@ def _list(facts: list[dict[str, Any]], measure: bool) -> None:
         if measure
         else "As declared by the methods; --measure counts them in one small round. "
     )
-    console.print(f"\n{words}`feddpc methods NAME` explains one method.", highlight=False)
+    print_line(console, f"\n{words}`feddpc methods NAME` explains one method.")
 
 
 def _measured_cells(measured: dict[str, float]) -> list[str]:
-    """Write costs short: whole numbers plainly, 0 as a dot."""
+    """Return measured costs as short texts, 0 as a dot."""
     once = measured["down_once"] + measured["up_once"]
     values = [*(measured[key] for key in COSTS.values()), once, measured["gradients"]]
     return [f"{round(v, 2):.3g}" if round(v, 2) else "." for v in values]
@@ -114,7 +116,7 @@ def partition(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("partition.png"),
     as_json: flags.Json = False,
 ) -> None:
-    """Deal the data to clients, print a summary and draw the client-by-class picture."""
+    """Split the data among clients, print a summary and draw a picture of clients by classes."""
     from feddpc.build import partition_options
     from feddpc.config import Config
     from feddpc.data import load
@@ -122,13 +124,13 @@ def partition(
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
 
-    wanted = flags.wishes(given | _small(given.get("clients")), {}, set_, []).config(Config().method)
+    wanted = flags.merge(given | _small(given.get("clients")), {}, set_, []).config(Config().method)
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data)
     options = partition_options(wanted, len(source.y_train))
-    dealt = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
-    summary = partitions.summary(dealt, source.y_train, source.classes)
+    split = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
+    summary = partitions.summary(split, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = (
         f"{short_name(wanted.data)}: {short_name(wanted.partition)}"
@@ -137,7 +139,7 @@ def partition(
     )
     with explain_os_errors(out):
         partition_picture.draw(
-            dealt.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title
+            split.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title
         )
     if as_json:
         typer.echo(json.dumps({**summary, "partition": wanted.partition, **options, "picture": str(out)}))
@@ -149,7 +151,7 @@ def partition(
 
 
 def _small(clients: int | None) -> dict[str, int]:
-    """A partition has no cohort; keep the default one from being larger than the population."""
+    """Return a cohort that is not larger than the population; a partition needs none."""
     return {"cohort": min(10, clients)} if clients is not None and clients >= 1 else {}
 
 
@@ -158,9 +160,10 @@ def report(
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Print the table of finished and unfinished runs and write curves and page anew."""
+    """Print the table of finished and unfinished runs, and write their curves and page."""
     from rich.console import Console
 
+    from feddpc.cli.display import print_line
     from feddpc.report import page, tables
 
     damage: list[str] = []
@@ -169,12 +172,12 @@ def report(
     page.refuse_to_overwrite(folder)
     paths = page.write_all(runs, folder, notes=damage)
     if as_json:
-        found = {"table": tables.as_dicts(rows), "files": [str(p) for p in paths], "missing": damage}
-        typer.echo(json.dumps(found))
+        files = [str(path) for path in paths]
+        typer.echo(json.dumps({"table": tables.as_dicts(rows), "files": files, "missing": damage}))
     elif not quiet:
         for note in damage:
             typer.echo(f"missing: {note}", err=True)
         console = Console(soft_wrap=True)
         console.print(tables.rich_table(rows))
         for path in paths:
-            console.print(str(path), highlight=False, markup=False)
+            print_line(console, str(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,31 +40,28 @@ def demo(
     """Start a SuperLink and SuperNodes on this machine, train, show the curve, and leave no process behind."""
     from rich.console import Console
 
-    from feddpc.cli.display import Display
+    from feddpc.cli.display import Display, print_line
     from feddpc.config import Config
-    from feddpc.errors import BadInputError
     from feddpc.federate.demo import Demo
 
-    if resume and out is None:
-        raise BadInputError("--resume needs --out FOLDER, the folder to continue")
-    folder = out or Path("runs") / f"federate-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = flags.output_folder(out, "federate", resume=resume)
     given = {key: value for key, value in {"rounds": rounds, "method": method}.items() if value is not None}
-    wanted = Demo(folder, nodes=nodes, tls=tls, app=app_folder, config=given, port=port, resume=resume)
-    path, config = wanted.prepare()
+    federation = Demo(folder, nodes=nodes, tls=tls, app=app_folder, config=given, port=port, resume=resume)
+    path, config = federation.prepare()
     console = Console(soft_wrap=True)
 
     def tell(line: str) -> None:
         if not quiet:
-            console.print(line, highlight=False, markup=False)
+            print_line(console, line)
 
     plan = Config.read({key: config[key] for key in ("method", "rounds", "clients", "cohort", "seed")})
-    with wanted.stop.on_interrupt(), wanted.start(path, config, tell) as records:
-        tell(f"training: {plan.method}, {plan.rounds} rounds, {plan.cohort} of {plan.clients} nodes a round")
+    with federation.stop.on_interrupt(), federation.start(path, config, tell) as records:
+        tell(f"training: {plan.method}, {plan.rounds} rounds, {plan.cohort} of {plan.clients} nodes per round")
         with Display(console, quiet=quiet) as display:
             display.begin(plan)
             for record in records:
                 display.round(record)
-    _show(wanted.run, folder, console, quiet)
+    _show(federation.run, folder, console, quiet)
 
 
 @app.command(cls=Command)
@@ -80,22 +76,23 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; it gives the
 
 @app.command(cls=Command)
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where the files go; what is there stays.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files; existing files are kept.")],
     host: Annotated[
         list[str], typer.Option(help="A name or address under which nodes reach the server; may be repeated.")
     ],
-    nodes: Annotated[int, typer.Option(min=1, help="How many node keys there are to be.")],
-    days: Annotated[int, typer.Option(min=1, help="How long the server's certificate is good.")] = 365,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of node keys.")],
+    days: Annotated[int, typer.Option(min=1, help="Days until the server's certificate expires.")] = 365,
 ) -> None:
     """Make certificates for a server and keys for its nodes."""
     from feddpc.federate import keys as keyring
     from feddpc.flower import check_flwr
 
     check_flwr()
-    made = keyring.make(folder, list(dict.fromkeys([*host, *keyring.LOOPBACK])), nodes, days)
-    good = keyring.read_certificate(made.server).not_valid_after_utc
-    typer.echo(f"server: {made.ca}, {made.server}, {made.server_key}; good until {good:%Y-%m-%d}")
-    typer.echo(f"to node i alone: {made.folder / 'node-i'}; to every node: {made.ca}; to nobody: {made.ca_key}")
+    created = keyring.make(folder, list(dict.fromkeys([*host, *keyring.LOOPBACK])), nodes, days)
+    expires = keyring.read_certificate(created.server).not_valid_after_utc
+    typer.echo(f"server: {created.ca}, {created.server}, {created.server_key}; valid until {expires:%Y-%m-%d}")
+    node = created.folder / "node-i"
+    typer.echo(f"send {node} to node i only, {created.ca} to every node; keep {created.ca_key} secret")
 
 
 @app.command(cls=Command)
@@ -103,7 +100,7 @@ def check(
     address: Annotated[str, typer.Argument(help="HOST:PORT of a SuperLink.")],
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.crt.")],
 ) -> None:
-    """Say whether a node could connect to a SuperLink from here, and if not, why."""
+    """Check whether a node on this machine can reach a SuperLink."""
     from feddpc.federate.network import check_server
     from feddpc.flower import check_flwr
 
@@ -113,6 +110,7 @@ def check(
 
 def _show(run: Path, folder: Path, console: Console, quiet: bool) -> None:
     """Write curves and page, and show the rounds and the table."""
+    from feddpc.cli.display import print_line
     from feddpc.report import page, tables
 
     runs = tables.collect(run)
@@ -125,11 +123,11 @@ def _show(run: Path, folder: Path, console: Console, quiet: bool) -> None:
     console.print(tables.rich_table(tables.rows(runs)))
     for path in paths:
         if path.suffix != ".csv":
-            console.print(f"{path.stem}: {path}", highlight=False, markup=False)
+            print_line(console, f"{path.stem}: {path}")
 
 
 def _curve(records: list[dict[str, Any]], metric: Metric, most: int = 20) -> Table:
-    """Return the metric over rounds as a table with bars; of many rounds, every so manieth and the last."""
+    """Return the metric over rounds as a table with bars; at most ``most`` rounds, evenly spaced, with the last."""
     from rich.table import Table
 
     table = Table("round", "clients", metric.words + " %" * metric.percent, "", box=None, pad_edge=False)

@@ -1,22 +1,26 @@
-"""Flags: one per key of the configuration, made from its facts, and those that several commands share."""
+"""Flags: one per key of the configuration, built from its metadata, and those that several commands share."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import operator
+import time
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddpc.config import GROUPS, choices_of, default_of, keys, types_of_keys
+from feddpc.config import GROUPS, choices_of, code_in, default_of, keys, parse_set, read_toml, types_of_keys
+from feddpc.errors import BadInputError
+from feddpc.registry import refuse_code
 
 if TYPE_CHECKING:
-    from feddpc.study.compare import Overrides
+    from feddpc.study.overrides import Overrides
+    from feddpc.study.plan import StudyPlan
 
 #: Sections of the help text, in their order; other sections follow.
 EXPERIMENT = "Experiment"
@@ -25,20 +29,32 @@ EXECUTION = "Execution"
 OUTPUT = "Output"
 SECTIONS = (*(group.capitalize() for group in GROUPS), EXPERIMENT, OUTPUT)
 
+#: Exit code when some runs are missing: not begun, interrupted, or failed.
+UNFINISHED = 3
 #: A command with its flags.
 Function = Callable[..., None]
+
+
+def flag(section: str, help: str, *names: str, **more: Any) -> Any:
+    """Return a flag with its section of the help text; without ``names`` it is called after its parameter."""
+    return typer.Option(*names, help=help, rich_help_panel=section, **more)
+
+
+def methods_flag(default: str) -> Any:
+    """Return the flag ``--methods`` of a comparison or sweep."""
+    return flag("Method", f"Names with commas between them, or all. [default: {default}]")
 
 
 def option(name: str, default: str | None = None) -> Any:
     """Return the flag of a key: its help text, the values that it takes, and its default."""
     facts, values = keys()[name], choices_of(name)
     words = [facts.help, f"One of {', '.join(values)}." if values else "", f"[default: {default or default_of(name)}]"]
-    flag = f"--{name.replace('_', '-')}"
-    return typer.Option(
-        f"{flag}/--no-{flag[2:]}" if types_of_keys()[name] is bool else flag,
+    hyphenated = name.replace("_", "-")
+    return flag(
+        facts.group.capitalize(),
+        " ".join(word for word in words if word),
+        f"--{hyphenated}/--no-{hyphenated}" if types_of_keys()[name] is bool else f"--{hyphenated}",
         metavar="KEY=VALUE,...|FILE" if facts.options_of else None,
-        help=" ".join(word for word in words if word),
-        rich_help_panel=facts.group.capitalize(),
     )
 
 
@@ -81,13 +97,11 @@ def _type(name: str) -> Any:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return what a flag says: a table from pairs or a file, a number or truth value where the key takes those too.
+    """Return the value of a flag: a table from pairs or a file, a number or a bool where the key takes those too.
 
     >>> _value("threads", "2"), _value("threads", "auto"), _value("model", "2")
     (2, 'auto', '2')
     """
-    from feddpc.config import parse_set
-
     if keys()[name].options_of:
         return _pairs(value)
     both = {int, float, bool} & set(typing.get_args(types_of_keys()[name]))
@@ -100,8 +114,6 @@ def _pairs(text: str) -> dict[str, Any]:
     >>> _pairs("clip=1,epsilon=8")
     {'clip': 1, 'epsilon': 8}
     """
-    from feddpc.config import parse_set
-
     if "=" not in text or Path(text).exists():
         return table(Path(text))
     return dict(parse_set(pair) for pair in text.split(","))
@@ -110,87 +122,114 @@ def _pairs(text: str) -> dict[str, Any]:
 Device = Annotated[str | None, option("device")]
 Engine = Annotated[str | None, option("engine")]
 Precision = Annotated[str | None, option("precision")]
-Seeds = Annotated[
-    str | None, typer.Option(help="Numbers with commas between them. [default: 0]", rich_help_panel=TRAINING)
-]
+Seeds = Annotated[str | None, flag(TRAINING, "Numbers with commas between them. [default: 0]")]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
+    flag(
+        EXPERIMENT,
+        "A hyper-parameter (lam=2, feddpc.lam=2), an option of a part (model.groups=32), or any key.",
         "--set",
         metavar="KEY=VALUE",
-        help="A hyper-parameter (lam=2, feddpc.lam=2), an option of a part (model.groups=32), or any key.",
-        rich_help_panel=EXPERIMENT,
     ),
 ]
 ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", help="A TOML file with the names of these flags; flags win.", rich_help_panel=EXPERIMENT),
+    Path | None, flag(EXPERIMENT, "A TOML file with the names of these flags; flags win.", "--config")
 ]
-Out = Annotated[
-    Path | None, typer.Option(help="Folder for all results. [default: a new one in runs/]", rich_help_panel=OUTPUT)
-]
+Out = Annotated[Path | None, flag(OUTPUT, "Folder for all results. [default: a new one in runs/]")]
 CheckpointSeconds = Annotated[
-    float,
-    typer.Option(
-        min=0.0, help="Longest time between checkpoints; 0 writes one after every round.", rich_help_panel=OUTPUT
-    ),
+    float, flag(OUTPUT, "Longest time between checkpoints; 0 writes one after every round.", min=0.0)
 ]
-Track = Annotated[
-    str | None,
-    typer.Option(help="Log every round to tensorboard, mlflow or both (tensorboard,mlflow).", rich_help_panel=OUTPUT),
-]
+Track = Annotated[str | None, flag(OUTPUT, "Log every round to tensorboard, mlflow or both (tensorboard,mlflow).")]
 Like = Annotated[
     Path | None,
-    typer.Option(
+    flag(
+        EXPERIMENT,
+        "Repeat this run with its settings and its engine, and report how closely the records agree; flags win.",
         metavar="RUN_FOLDER",
-        help="Repeat this run with its settings and its engine, and report how closely the records agree; flags win.",
-        rich_help_panel=EXPERIMENT,
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue what is in --out.", rich_help_panel=OUTPUT)]
+Resume = Annotated[bool, flag(OUTPUT, "Continue what is in --out.", "--resume")]
 AtOnce = Annotated[
     int | None,
-    typer.Option(
+    flag(
+        EXECUTION,
+        "Runs at a time in one process, for a GPU that small models leave idle. [default: 4 of these there, else 1]",
         min=1,
-        help="Runs at a time in one process, for a GPU that small models leave idle. [default: 4 of these there, else "
-        "1]",
-        rich_help_panel=EXECUTION,
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.", rich_help_panel=OUTPUT)]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON on standard output.", rich_help_panel=OUTPUT)
-]
+Quiet = Annotated[bool, flag(OUTPUT, "Print only errors.", "--quiet", "-q")]
+Json = Annotated[bool, flag(OUTPUT, "Print the result as JSON on standard output.", "--json")]
 
 
-def wishes(
+def merge(
     given: dict[str, Any],
     table: dict[str, Any],
     sets: Sequence[str] | None,
     names: Sequence[str],
-    *,
-    extra: Sequence[str] = (),
     base: Overrides | None = None,
 ) -> Overrides:
-    """Merge a file's ``table`` and flags over ``base``, what an earlier call asked for.
-
-    ``names`` are the methods that will run, ``extra`` the keys of the table that are for the caller.
-    """
-    from feddpc.config import parse_set
-    from feddpc.study.compare import Overrides
+    """Merge a file's ``table``, then flags, over ``base``; ``names`` are the methods that will run."""
+    from feddpc.study.overrides import Overrides
 
     merged = base or Overrides()
-    merged.absorb({k: v for k, v in table.items() if k not in extra}, names)
-    merged.values.update({k: v for k, v in given.items() if v is not None})
+    merged.absorb(table, names)
+    merged.values.update(given)
     for text in sets or []:
         merged.set(*parse_set(text), names)
     return merged
 
 
+def merge_study(
+    out: Path,
+    before: StudyPlan | None,
+    methods: str | None,
+    seeds: str | None,
+    given: dict[str, Any],
+    table: dict[str, Any],
+    sets: Sequence[str] | None,
+    *,
+    default: Sequence[str],
+    add: bool,
+) -> tuple[list[str], list[int], Overrides]:
+    """Return methods, seeds and overrides of a comparison or sweep.
+
+    What is not asked for is taken from the one in ``out`` (``before``), else it is the default. With ``add``, methods
+    and seeds are added to those in ``out``. Code of the user's own runs only if the user names it.
+    """
+    asked = method_names(methods, table.get("methods")) or []
+    numbers = seed_numbers(seeds, table.get("seeds")) or []
+    table = {k: v for k, v in table.items() if k not in ("methods", "seeds")}
+    names, base = asked, None
+    if before is not None:
+        names = list(dict.fromkeys([*before.methods, *asked])) if add or not asked else asked
+        numbers = list(dict.fromkeys([*before.seeds, *numbers])) if add or not numbers else numbers
+        named, base = {**table, **given}, before.overrides
+        refuse_code(out, [*names, *code_in({**base.values, **named})], [*asked, *code_in(named)])
+    names = names or list(default)
+    overrides = merge(given, table, sets, names, base)
+    overrides.values.setdefault("threads", "auto")
+    return names, numbers or [0], overrides
+
+
+def output_folder(out: Path | None, prefix: str, *, resume: bool = False) -> Path:
+    """Return where results go: ``--out``, or a new folder in runs/."""
+    if out is None and resume:
+        raise BadInputError("--resume needs --out FOLDER, the folder to continue")
+    return out or Path("runs") / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def exit_with(statuses: Collection[str], *, interrupted: bool = False) -> None:
+    """End the command with an exit code that says how its runs ended."""
+    if interrupted:
+        raise typer.Exit(130)
+    if {"missing", "failed"} & set(statuses):
+        raise typer.Exit(UNFINISHED)
+    if all(status == "diverged" for status in statuses):
+        raise typer.Exit(1)
+
+
 def table(file: Path | None) -> dict[str, Any]:
     """Read a configuration file, once: it may be a pipe. Names may be written with hyphens, as flags are."""
-    from feddpc.config import read_toml
-
     return {key.replace("-", "_"): value for key, value in read_toml(file).items()} if file else {}
 
 
@@ -200,8 +239,6 @@ def listed(text: str, flag: str) -> list[str]:
     >>> listed("feddpc, fedavg", "--methods")
     ['feddpc', 'fedavg']
     """
-    from feddpc.errors import BadInputError
-
     items = [item.strip() for item in text.split(",")]
     if not all(items):
         raise BadInputError(f"{flag} {text!r}: write names with commas between them")
@@ -209,16 +246,15 @@ def listed(text: str, flag: str) -> list[str]:
 
 
 def warn_of_failures(failures: Sequence[str], folder: Path) -> None:
-    """Say in one line which pictures or pages of finished runs are not there, and how to get them later."""
+    """Warn in one line that pictures or pages could not be written, and name the command that writes them later."""
     if failures:
         remedy = f"the records are complete, `feddpc report {folder}` draws them later"
         typer.echo(f"warning: {'; '.join(failures)}; {remedy}", err=True)
 
 
 def method_names(flag: str | None, filed: Any) -> list[str] | None:
-    """Read the methods from the flag or, without it, from a file (``filed``); None if neither says any."""
+    """Return the methods in the flag or, without it, in a file (``filed``); None if neither names any."""
     from feddpc import methods
-    from feddpc.errors import BadInputError
 
     if flag == "all":
         return methods.names()
@@ -233,9 +269,7 @@ def method_names(flag: str | None, filed: Any) -> list[str] | None:
 
 
 def seed_numbers(flag: str | None, filed: Any) -> list[int] | None:
-    """Read the seeds from the flag or, without it, from a file (``filed``); None if neither says any."""
-    from feddpc.errors import BadInputError
-
+    """Return the seeds in the flag or, without it, in a file (``filed``); None if neither names any."""
     if flag is None and filed is None:
         return None
     seeds = listed(flag, "--seeds") if flag is not None else filed
@@ -248,7 +282,7 @@ def seed_numbers(flag: str | None, filed: Any) -> list[int] | None:
 
 
 def usual_at_once(device: str | None, data: str, model: str) -> int:
-    """Return how many runs share a process if nobody says: a GPU has room for several small models, a CPU has not."""
+    """Return the default of ``--at-once``: several small models share a GPU; on a CPU each run is alone."""
     from feddpc import models
     from feddpc.build import resolve_device
     from feddpc.data.specs import SPECS
@@ -256,7 +290,7 @@ def usual_at_once(device: str | None, data: str, model: str) -> int:
     if not resolve_device(device or "auto").startswith("cuda"):
         return 1
     if model == "auto":
-        if data not in SPECS:  # one's own may want a large one
+        if data not in SPECS:  # data of the user's own may need a large model
             return 1
         model = models.default_for(classes=SPECS[data].classes, size=SPECS[data].shape[0])
     return 1 if model in models.LARGE else 4

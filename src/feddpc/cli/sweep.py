@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +13,9 @@ from feddpc.cli import flags
 from feddpc.cli.commands import Command, Group
 from feddpc.config import code_in, per_run_keys
 from feddpc.errors import BadInputError, RunFolderError, unknown
-from feddpc.registry import refuse_code
+from feddpc.registry import refuse_code, short_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from feddpc.study import Choice, RunResult, StudyPlan
     from feddpc.study.workers import Workers
 
@@ -27,8 +24,6 @@ app = typer.Typer(
 )
 
 SEARCH = "Search"
-#: Exit code when some runs are missing: not begun, interrupted, or failed.
-UNFINISHED = 3
 #: How many missing runs are named.
 NAMED = 10
 
@@ -38,60 +33,39 @@ NAMED = 10
 def sweep(
     context: typer.Context,
     given: dict[str, Any],
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Names with commas between them, or all. [default: feddpc]", rich_help_panel="Method"),
-    ] = None,
+    methods: Annotated[str | None, flags.methods_flag("feddpc")] = None,
     config: flags.ConfigFile = None,
     grid: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUES", help="Try all: lr=0.3,0.1 or feddpc.lam=0.5,1.", rich_help_panel=SEARCH),
+        list[str] | None, flags.flag(SEARCH, "Try all: lr=0.3,0.1 or feddpc.lam=0.5,1.", metavar="KEY=VALUES")
     ] = None,
     random: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=RANGE",
-            help="Draw: lr=log:1e-4:1, lam=uniform:0:2, epochs=int:1:5, or a list.",
-            rich_help_panel=SEARCH,
-        ),
+        flags.flag(SEARCH, "Draw: lr=log:1e-4:1, lam=uniform:0:2, epochs=int:1:5, or a list.", metavar="KEY=RANGE"),
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Draws per method.", rich_help_panel=SEARCH)] = None,
+    trials: Annotated[int | None, flags.flag(SEARCH, "Draws per method.", min=1)] = None,
     sampler: Annotated[
-        str | None,
-        typer.Option(help="Optuna's: tpe, gp, cmaes, qmc or random. [default: plain draws]", rich_help_panel=SEARCH),
+        str | None, flags.flag(SEARCH, "Optuna's: tpe, gp, cmaes, qmc or random. [default: plain draws]")
     ] = None,
-    search_seed: Annotated[
-        int | None, typer.Option(min=0, help="Of the draws. [default: 0]", rich_help_panel=SEARCH)
-    ] = None,
+    search_seed: Annotated[int | None, flags.flag(SEARCH, "Of the draws. [default: 0]", min=0)] = None,
     select: Annotated[
         str | None,
-        typer.Option(
-            help="What a sampler maximizes and what is in bold: validation or test. [default: validation]",
-            rich_help_panel=SEARCH,
-        ),
+        flags.flag(SEARCH, "What a sampler maximizes and what is in bold: validation or test. [default: validation]"),
     ] = None,
     seeds: flags.Seeds = None,
     set_: flags.Set = None,
     processes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes of this machine, one thread each.", rich_help_panel=flags.EXECUTION),
+        int | None, flags.flag(flags.EXECUTION, "Processes of this machine, one thread each.", min=1)
     ] = None,
     at_once: flags.AtOnce = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(help="A Ray cluster: auto, local or its address.", rich_help_panel=flags.EXECUTION),
-    ] = None,
+    ray: Annotated[str | None, flags.flag(flags.EXECUTION, "A Ray cluster: auto, local or its address.")] = None,
     ray_gpus: Annotated[
-        float,
-        typer.Option(min=0.0, help="GPUs per run on Ray; 0.25 lets four share one.", rich_help_panel=flags.EXECUTION),
+        float, flags.flag(flags.EXECUTION, "GPUs per run on Ray; 0.25 lets four share one.", min=0.0)
     ] = 0.0,
     out: flags.Out = None,
     extend: Annotated[
         bool,
-        typer.Option(
-            "--extend",
-            help="Add the given methods, seeds, grid values or trials to the sweep in --out.",
-            rich_help_panel=flags.OUTPUT,
+        flags.flag(
+            flags.OUTPUT, "Add the given methods, seeds, grid values or trials to the sweep in --out.", "--extend"
         ),
     ] = False,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
@@ -108,12 +82,23 @@ def sweep(
 
     from feddpc.cli.display import Many
     from feddpc.runs.runner import Stop
-    from feddpc.study import run_sweep
-    from feddpc.study.plan import extend_stored
+    from feddpc.study import StudyPlan, run_sweep
+    from feddpc.study.choose import BY
+    from feddpc.study.plan import extend_stored, make_space, stored_plan
 
-    out = out or Path("runs") / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    vary = {"grid": grid, "random": random, "trials": trials, "sampler": sampler, "seed": search_seed}
-    plan = _plan(out, methods, seeds, given, flags.table(config), set_, vary, select)
+    if select is not None and select not in BY:
+        raise unknown("way to choose", select, BY)
+    out = flags.output_folder(out, "sweep")
+    before = stored_plan(out, "sweep")
+    names, numbers, overrides = flags.merge_study(
+        out, before, methods, seeds, given, flags.table(config), set_, default=["feddpc"], add=extend
+    )
+    objective = "validation" if overrides.values.setdefault("validation", 0.1) else "test"
+    if before and not any((grid, random, trials, sampler, search_seed)):
+        space = before.space
+    else:
+        space = make_space(grid or [], random or [], trials, sampler, search_seed or 0, None)
+    plan = StudyPlan(names, numbers, overrides, space, select or (before.objective if before else objective))
     plan = extend_stored(out, plan) if extend else plan
     workers, stop = _workers(processes, ray, ray_gpus, at_once or _usual_at_once(plan, given.get("device"))), Stop()
     console = Console(stderr=as_json, soft_wrap=True)
@@ -130,9 +115,7 @@ def sweep(
             checkpoint_seconds=checkpoint_seconds,
         )
     _present(results, [out], plan, quiet, as_json)
-    if stop.wanted:
-        raise typer.Exit(130)
-    _exit(results)
+    flags.exit_with([result.status for result in results], interrupted=stop.wanted)
 
 
 @app.command(cls=Command)
@@ -141,7 +124,10 @@ def show(
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Say what is there and what is missing, and write the tables of the first folder again."""
+    """Show which runs exist or are missing, and rewrite the tables.
+
+    The tables are those of the first folder.
+    """
     from feddpc.study import gather, scan
     from feddpc.study.plan import differences, stored_plan
     from feddpc.study.sweep import write_tables
@@ -162,45 +148,7 @@ def show(
     if os.access(folders[0], os.W_OK):
         write_tables(folders[0], plan, results)
     _present(results, folders, plan, quiet, as_json)
-    _exit(results)
-
-
-def _plan(
-    out: Path,
-    methods: str | None,
-    seeds: str | None,
-    given: dict[str, Any],
-    table: dict[str, Any],
-    sets: Sequence[str] | None,
-    vary: dict[str, Any],
-    select: str | None,
-) -> StudyPlan:
-    """Return what was asked for; what is not given is taken from the sweep in ``out``, if there is one."""
-    from feddpc.study.choose import BY
-    from feddpc.study.plan import StudyPlan, make_space, stored_plan
-
-    if select is not None and select not in BY:
-        raise unknown("way to choose", select, BY)
-    before = stored_plan(out, "sweep")
-    asked = flags.method_names(methods, table.get("methods"))
-    if before:
-        named = {**table, **given}
-        code = [*([] if asked else before.methods), *code_in({**before.overrides.values, **named})]
-        refuse_code(out, code, code_in(named))
-    names = asked or (list(before.methods) if before else ["feddpc"])
-    numbers = flags.seed_numbers(seeds, table.get("seeds")) or (list(before.seeds) if before else [0])
-    base = before.overrides if before else None
-    overrides = flags.wishes(given, table, sets, names, extra=["methods", "seeds"], base=base)
-    overrides.values.setdefault("threads", "auto")
-    overrides.values.setdefault("validation", 0.1)
-    if before and not any(vary.values()):
-        space = before.space
-    else:
-        space = make_space(
-            vary["grid"] or [], vary["random"] or [], vary["trials"], vary["sampler"], vary["seed"] or 0, None
-        )
-    objective = "validation" if overrides.values["validation"] else "test"
-    return StudyPlan(names, numbers, overrides, space, select or (before.objective if before else objective))
+    flags.exit_with([result.status for result in results])
 
 
 def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) -> Workers:
@@ -231,6 +179,7 @@ def _usual_at_once(plan: StudyPlan, device: str | None) -> int:
 
 def _announce(plan: StudyPlan, out: Path, console: Any, extend: bool) -> None:
     """Print the budget of every method, and warn where they differ."""
+    from feddpc.cli.display import print_line
     from feddpc.config import Config
     from feddpc.study.choose import budget
     from feddpc.study.plan import refuse_another
@@ -238,13 +187,13 @@ def _announce(plan: StudyPlan, out: Path, console: Any, extend: bool) -> None:
     refuse_another(out, plan, extend=extend)
     budgets, rounds = plan.budgets(), plan.overrides.values.get("rounds", Config.rounds)
     for name, count in budgets.items():
-        console.print(f"{name}: {budget(count, len(plan.seeds), rounds)}", highlight=False, markup=False)
+        print_line(console, f"{short_name(name)}: {budget(count, len(plan.seeds), rounds)}")
     if len(set(budgets.values())) > 1:
-        console.print(
+        print_line(
+            console,
             "warning: the methods have different budgets, which favors those that try more settings; --random with "
             "--trials gives all the same",
             style="yellow",
-            highlight=False,
         )
 
 
@@ -265,31 +214,25 @@ def _present(results: list[RunResult], folders: list[Path], plan: StudyPlan | No
         return
     from rich.console import Console
 
+    from feddpc.cli.display import print_line
     from feddpc.report.table import sweep_table
 
     console = Console(soft_wrap=True)
-    console.print(", ".join(f"{count} {status}" for status, count in counts.items()), highlight=False)
+    print_line(console, ", ".join(f"{count} {status}" for status, count in counts.items()))
     for result in missing[:NAMED]:
         reason = f": {result.message}" if result.message else ""
-        console.print(f"{result.status}: {result.spec.name}{reason}", style="yellow", highlight=False, markup=False)
+        print_line(console, f"{result.status}: {result.spec.name}{reason}", style="yellow")
     if len(missing) > NAMED:
-        console.print(f"and {len(missing) - NAMED} more", style="yellow", highlight=False)
+        print_line(console, f"and {len(missing) - NAMED} more", style="yellow")
     table = sweep_table(choices, plan.objective if plan else "validation")
     console.print(table.rich())
-    console.print(table.notes[0], style="dim", highlight=False)
-    for text in dict.fromkeys(text for choice in choices if (text := _grid_end(choice))):
-        console.print(text, style="yellow", highlight=False, markup=False)
-    console.print(f"all runs: {folders[0] / 'results.csv'}", highlight=False, markup=False)
+    print_line(console, table.notes[0], style="dim")
+    for warning in dict.fromkeys(_grid_end_warning(choice) for choice in choices if choice.grid_ends):
+        print_line(console, warning, style="yellow")
+    print_line(console, f"all runs: {folders[0] / 'results.csv'}")
 
 
-def _grid_end(choice: Choice) -> str:
-    """Return a warning if the best value of a key is the smallest or largest of the grid."""
+def _grid_end_warning(choice: Choice) -> str:
+    """Return a warning that the best value of a key is the smallest or largest of the grid."""
     values = ", ".join(f"{key} = {(choice.settings or {})[key]:g}" for key in choice.grid_ends)
-    return f"warning: {choice.method} is best at the end of its grid ({values}): --extend adds values" if values else ""
-
-
-def _exit(results: Sequence[RunResult]) -> None:
-    if any(not result.ended for result in results):
-        raise typer.Exit(UNFINISHED)
-    if all(result.status == "diverged" for result in results):
-        raise typer.Exit(1)
+    return f"warning: {short_name(choice.method)} is best at the end of its grid ({values}): --extend adds values"

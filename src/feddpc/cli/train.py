@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from feddpc.config import Config
     from feddpc.runs.rerun import RerunPlan
     from feddpc.runs.runner import Outcome
-    from feddpc.study.compare import Overrides
+    from feddpc.study.overrides import Overrides
 
 #: The seven of the paper's table, FedAvg included.
 PAPER = "feddpc,fedavg,fedprox,fedexp,fedga,fedcm,fedvarp"
@@ -40,12 +39,15 @@ def run(
     """Train one model with one method."""
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
-    out = _folder(out, resume, "run")
+    out = flags.output_folder(out, "run", resume=resume)
     from feddpc.build import build, make_method, with_reserve
     from feddpc.config import Config
     from feddpc.runs.record import load_config
+    from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop, execute
 
+    if resume:
+        check_resumable(out, "run")
     stored = load_config(out) if resume else None
     table = flags.table(config)
     base = load_config(like) if like is not None else stored or Config()
@@ -54,15 +56,15 @@ def run(
         raise BadInputError(f"method = {name!r}: must be one name; `feddpc compare` takes several")
     if like is not None or stored is not None:
         refuse_code(like or out, code_in({**base.asdict(), **table, **given}), code_in({**table, **given}))
-    wishes = flags.wishes(given, table, set_, [name])
-    again = _again(like, wishes, name, quiet) if like is not None else None
-    wishes.values.setdefault("threads", "auto")
-    if again is not None:
-        wanted = again.config
+    overrides = flags.merge(given, table, set_, [name])
+    rerun = _rerun(like, overrides, name, quiet) if like is not None else None
+    overrides.values.setdefault("threads", "auto")
+    if rerun is not None:
+        wanted = rerun.config
     elif stored is not None:
-        wanted = _resumed(out, stored, wishes.values, wishes.hyper.get(name, {}))
+        wanted = _resumed(out, stored, overrides.values, overrides.hyper.get(name, {}))
     else:
-        wanted = wishes.config(name)
+        wanted = overrides.config(name)
     display, stop = _display(quiet, as_json), Stop()
     experiment = build(with_reserve(wanted, [make_method(wanted)[0]]))
     with stop.on_interrupt(), display:
@@ -75,23 +77,20 @@ def run(
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             track=track or (),
-            examine=again.examine if again else None,
+            examine=rerun.examine if rerun else None,
         )
         display.end(outcome.summary)
-    likeness = again.compare(outcome.records) if again else None
+    likeness = rerun.compare(outcome.records) if rerun else None
     _present([outcome], out, quiet, as_json, single=True, more={"like": likeness.asdict()} if likeness else {})
     if likeness and not (quiet or as_json):
         typer.echo(str(likeness))
-    _exit(stop.wanted, [outcome.status])
+    flags.exit_with([outcome.status], interrupted=stop.wanted)
 
 
 @flags.config_flags(without=per_run_keys())
 def compare(
     given: dict[str, Any],
-    methods: Annotated[
-        str | None,
-        typer.Option(help=f"Names with commas between them, or all. [default: {PAPER}]", rich_help_panel="Method"),
-    ] = None,
+    methods: Annotated[str | None, flags.methods_flag(PAPER)] = None,
     seeds: flags.Seeds = None,
     config: flags.ConfigFile = None,
     set_: flags.Set = None,
@@ -99,19 +98,15 @@ def compare(
     resume: flags.Resume = False,
     extend: Annotated[
         bool,
-        typer.Option(
-            "--extend",
-            help="Continue what is in --out with the given methods and seeds added.",
-            rich_help_panel=flags.OUTPUT,
-        ),
+        flags.flag(flags.OUTPUT, "Continue what is in --out with the given methods and seeds added.", "--extend"),
     ] = False,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
     at_once: Annotated[
         int,
-        typer.Option(
+        flags.flag(
+            flags.EXECUTION,
+            "Runs at a time, for a GPU that small models leave idle; each then takes longer than alone.",
             min=1,
-            help="Runs at a time, for a GPU that small models leave idle; each then takes longer than alone.",
-            rich_help_panel=flags.EXECUTION,
         ),
     ] = 1,
     track: flags.Track = None,
@@ -120,28 +115,22 @@ def compare(
 ) -> None:
     """Train with several methods and seeds on the same partition, initial model, participants and batches."""
     resume = resume or extend
-    out = _folder(out, resume, "comparison")
+    out = flags.output_folder(out, "compare", resume=resume)
+    from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop
     from feddpc.study.compare import compare as run_comparison
     from feddpc.study.plan import stored_plan
 
+    if resume:
+        check_resumable(out, "comparison")
     table = flags.table(config)
     for key in ("method", "seed"):
         if key in table:
             raise BadInputError(f"{key} in {config}: a comparison has {key}s, a list")
     before = stored_plan(out, "comparison") if resume else None
-    names = flags.method_names(methods, table.get("methods"))
-    numbers = flags.seed_numbers(seeds, table.get("seeds"))
-    if before:
-        asked = {**table, **given}
-        code = [*before.methods, *code_in({**before.overrides.values, **asked})]
-        refuse_code(out, code, [*(names or []), *code_in(asked)])
-        names = list(dict.fromkeys([*before.methods, *(names or [])]))
-        numbers = list(dict.fromkeys([*before.seeds, *(numbers or [])]))
-    names, numbers = names or PAPER.split(","), numbers or [0]
-    base = before.overrides if before else None
-    overrides = flags.wishes(given, table, set_, names, extra=["methods", "seeds"], base=base)
-    overrides.values.setdefault("threads", "auto")
+    names, numbers, overrides = flags.merge_study(
+        out, before, methods, seeds, given, table, set_, default=PAPER.split(","), add=True
+    )
     display, stop = _display(quiet, as_json), Stop()
     with stop.on_interrupt(), display:
         outcomes = run_comparison(
@@ -158,24 +147,11 @@ def compare(
             track=track or (),
         )
     _present(outcomes, out, quiet, as_json)
-    _exit(stop.wanted, [o.status for o in outcomes])
-
-
-def _folder(out: Path | None, resume: bool, kind: str) -> Path:
-    """Return where results go; when something is resumed, it must be there."""
-    if out is None:
-        if resume:
-            raise BadInputError("--resume needs --out FOLDER, the folder to continue")
-        return Path("runs") / f"{'compare' if kind == 'comparison' else kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if resume:
-        from feddpc.runs.resumable import check_resumable
-
-        check_resumable(out, kind)
-    return out
+    flags.exit_with([o.status for o in outcomes], interrupted=stop.wanted)
 
 
 def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
-    """Return the configuration of a run to continue; little may change, and nothing of what was computed."""
+    """Return the configuration of a run to continue; only keys that do not affect recorded rounds may change."""
     asked = {k: v for k, v in values.items() if k not in may_change()} | ({"hyper": hyper} if hyper else {})
     if different := stored.differences(asked):
         raise RunFolderError(
@@ -184,18 +160,18 @@ def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str,
     return type(stored).read({**stored.asdict(), **{k: values[k] for k in may_change() if k in values}})
 
 
-def _again(like: Path, wishes: Overrides, method: str, quiet: bool) -> RerunPlan:
-    """Return the run in ``like`` with what flags and file ask for instead."""
+def _rerun(like: Path, overrides: Overrides, method: str, quiet: bool) -> RerunPlan:
+    """Return the plan to repeat the run in ``like``, with the changes that flags and file ask for."""
     from feddpc.runs.rerun import RerunPlan
 
     def tell(text: str) -> None:
         if not quiet:
             typer.echo(f"warning: {text}", err=True)
 
-    given = {**wishes.values, "method": method, "hyper": wishes.hyper.get(method, {})}
-    again = RerunPlan.plan(like, given, tell)
-    again.refuse_missing(data=False, model=False, partition=False)
-    return again
+    given = {**overrides.values, "method": method, "hyper": overrides.hyper.get(method, {})}
+    plan = RerunPlan.plan(like, given, tell)
+    plan.refuse_missing(data=False, model=False, partition=False)
+    return plan
 
 
 def _display(quiet: bool, as_json: bool) -> Any:
@@ -232,23 +208,18 @@ def _present(
     elif not quiet:
         from rich.console import Console
 
+        from feddpc.cli.display import print_line
+
         console = Console(soft_wrap=True)
         console.print(tables.rich_table(rows))
         for path in paths:
             if path.suffix in (".png", ".html"):
                 kind = "page" if path.suffix == ".html" else "curves"
-                console.print(f"{kind}: {path}", highlight=False, markup=False)
-
-
-def _exit(interrupted: bool, statuses: list[str]) -> None:
-    if interrupted:
-        raise typer.Exit(130)
-    if all(status == "diverged" for status in statuses):
-        raise typer.Exit(1)
+                print_line(console, f"{kind}: {path}")
 
 
 def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
-    """Draw who holds what, once, for the page; the first seed's partition stands for the others."""
+    """Draw the partition of the first run, once, for the page."""
     config, partition, data = outcome.config, outcome.experiment.partition, outcome.experiment.data
     if path.exists() or len(partition) > 10_000:
         return

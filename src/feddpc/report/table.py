@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from feddpc.registry import short_name
 from feddpc.report.groups import show
 from feddpc.study.choose import Choice
 from feddpc.tasks.metrics import ACCURACY
@@ -110,9 +111,9 @@ def sweep_table(choices: Sequence[Choice], select: str) -> Table:
 def _choice_cells(choice: Choice) -> list[str]:
     # Four digits are enough to recognize a setting; chosen.json has them all.
     chosen = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in (choice.settings or {}).items()}
-    setting = " ".join(f"{k}={show(v)}" for k, v in chosen.items())
+    setting = " ".join(_setting(k, v) for k, v in chosen.items())
     return [
-        " ".join([choice.method, *(f"{k}={show(v)}" for k, v in choice.problem.items())]),
+        " ".join([short_name(choice.method), *(_setting(k, v) for k, v in choice.problem.items())]),
         choice.by,
         "nothing can be chosen" if choice.settings is None else setting or "defaults",
         choice.metric.text(choice.validation),
@@ -121,3 +122,8 @@ def _choice_cells(choice: Choice) -> list[str]:
         choice.metric.text(choice.last10),
         f"{choice.count}x{choice.seeds}x{choice.rounds}",
     ]
+
+
+def _setting(key: str, value: Any) -> str:
+    """Return a setting as text; code of the user's own by its name, without its file."""
+    return f"{key}={show(short_name(value) if isinstance(value, str) else value)}"

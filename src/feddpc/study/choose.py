@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from feddpc.config import tuned_keys
 from feddpc.errors import BadInputError, unknown
 from feddpc.study.folder import RunResult, shared_metric
 from feddpc.study.space import Options, Range
 from feddpc.study.spec import settings
 from feddpc.tasks.metrics import Metric
 
-#: Keys that are tuned by default, besides the hyper-parameters. All others belong to the problem.
-TUNED = ("lr", "server_lr", "lr_decay", "batch_size", "epochs")
 BY = ("validation", "test")
 
 
@@ -156,7 +155,9 @@ def _end(group: Sequence[RunResult], seeds: int) -> str:
 
 def _split(values: dict[str, Any], tuned: set[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings into those of the problem and those that are tuned."""
-    own = {k: v for k, v in values.items() if (k in TUNED or k.startswith("hyper.") if tuned is None else k in tuned)}
+    if tuned is None:
+        tuned = {key for key in values if key in tuned_keys() or key.startswith("hyper.")}
+    own = {k: v for k, v in values.items() if k in tuned}
     return {k: v for k, v in values.items() if k not in own}, own
 
 
@@ -171,7 +172,7 @@ def _differs(tables: Sequence[dict[str, Any]], name: str) -> bool:
 
 def _key(name: str, results: Sequence[RunResult]) -> str:
     """Return the full name of a key: ``lam`` and ``feddpc.lam`` are ``hyper.lam``."""
-    known = {key for result in results for key in settings(result.spec.config)} | set(TUNED)
+    known = {key for result in results for key in settings(result.spec.config)} | set(tuned_keys())
     for full in (name, f"hyper.{name}", f"hyper.{name.rpartition('.')[2]}"):
         if full in known:
             return full

@@ -20,6 +20,7 @@ from feddpc.runs.concurrent import run_concurrently
 from feddpc.runs.record import is_blank, is_run, load_config
 from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop
 from feddpc.runs.tracking import Track, check
+from feddpc.study.folder import StudyFolder
 from feddpc.study.overrides import Overrides
 from feddpc.study.plan import FILES, StudyPlan, claim
 from feddpc.study.spec import RunSpec
@@ -80,28 +81,30 @@ def compare(
     plan = StudyPlan(list(names), list(seeds), overrides)
     trials = zip(*(plan.specs(name, {}) for name in names), strict=True)
     configs = [_checked(spec.config) for seed in trials for spec in seed]
-    folders = [run_name(config.method, config.seed) for config in configs]
-    if len(set(folders)) < len(folders):
+    by_folder = {run_name(config.method, config.seed): config for config in configs}
+    if len(by_folder) < len(configs):
         raise BadInputError(f"methods = {', '.join(names)}: two of them have the same name")
     trackers = check(track, out if resume else None)
     _refuse_folder(out, resume)
-    for config, name in zip(configs, folders, strict=True):
-        if is_run(out / name):
-            _refuse_changes(out / name, config, overrides)
-    specs = [_spec(config, name, out, overrides, resume) for config, name in zip(configs, folders, strict=True)]
-    stored = [load_config(out / spec.folder).engine for spec in specs if resume and is_run(out / spec.folder)]
-    for spec in specs:
+    begun = {name: load_config(out / name) for name in by_folder if is_run(out / name)}
+    for name, stored in begun.items():
+        _refuse_changes(out / name, stored, by_folder[name], overrides)
+    changes = {k: overrides.values[k] for k in MAY_CHANGE if k in overrides.values}
+    by_folder |= {name: Config.read(stored.asdict() | changes) for name, stored in begun.items()}
+    specs = {name: RunSpec(config) for name, config in by_folder.items()}
+    for spec in specs.values():
         _ = spec.complete  # raises what is wrong before anything is written
-    claim(out, plan, extend=extend, runs=folders)
+    claim(out, plan, extend=extend, runs=list(specs))
+    StudyFolder(out).note_code(specs.values(), "finished runs keep their results; for new ones choose another --out")
 
-    def run(spec: RunSpec, engine: str | None, listener: Listener | None) -> Outcome | None:
+    def run(name: str, listener: Listener | None, engine: str | None) -> Outcome | None:
         if stop.wanted:
             return None
         if listener:
-            listener.begin(spec.config)
+            listener.begin(specs[name].config)
         outcome = execute_spec(
-            spec,
-            out / spec.folder,
+            specs[name],
+            out / name,
             at_once=at_once,
             lean=False,
             engine=engine,
@@ -115,23 +118,16 @@ def compare(
             listener.end(outcome.summary)
         return outcome
 
-    timed = overrides.values.get("engine") == "fastest"  # then one choice for all, so that seconds can be compared
-    first = run(specs[0], stored[0] if stored and timed else None, listener)
-    engine = first.config.engine if first and timed else None
-    listeners = [listener.another() if listener and at_once > 1 else listener for _ in specs[1:]]
-    rest = specs[1:]
-    if first and timed:  # with or without a compiler, as the first
-        rest = [replace(spec, config=replace(spec.config, compile=first.config.compile)) for spec in rest]
-    jobs = [partial(run, spec, engine, other) for spec, other in zip(rest, listeners, strict=True)]
+    timed = overrides.values.get("engine") == "fastest"
+    engine = next((stored.engine for stored in begun.values()), None) if timed else None
+    first_name, *rest = specs
+    first = run(first_name, listener, engine)
+    if first and timed:  # all others use its engine and its compiler, so that seconds can be compared
+        engine, compiled = first.config.engine, first.config.compile
+        specs |= {n: RunSpec(replace(specs[n].config, compile=compiled)) for n in rest}
+    listeners = [listener.another() if listener and at_once > 1 else listener for _ in rest]
+    jobs = [partial(run, name, other, engine) for name, other in zip(rest, listeners, strict=True)]
     return [outcome for outcome in (first, *run_concurrently(jobs, at_once)) if outcome]
-
-
-def _spec(config: Config, name: str, out: Path, overrides: Overrides, resume: bool) -> RunSpec:
-    """Return the spec of a run; one that is continued has the configuration it was begun with, and what may change."""
-    if resume and is_run(out / name):
-        changes = {k: overrides.values[k] for k in MAY_CHANGE if k in overrides.values}
-        config = Config.read(load_config(out / name).asdict() | changes)
-    return RunSpec(config, folder=name)
 
 
 def _checked(config: Config) -> Config:
@@ -156,10 +152,10 @@ def _refuse_folder(out: Path, resume: bool) -> None:
         )
 
 
-def _refuse_changes(folder: Path, asked: Config, overrides: Overrides) -> None:
+def _refuse_changes(folder: Path, stored: Config, asked: Config, overrides: Overrides) -> None:
+    """Raise if the run in ``folder`` was begun with another configuration."""
     given = {k: v for k, v in overrides.values.items() if k not in (*MAY_CHANGE, "hyper")}
     given |= {"hyper": overrides.hyper.get(asked.method, {}), "seed": asked.seed}
-    stored = load_config(folder)
     different = stored.differences(given)
     if asked.reserve is not None and asked.reserve != (stored.reserve or 0.0):  # other methods would get other data
         different.append(f"reserve = {asked.reserve!r}, was {stored.reserve!r}")

@@ -10,13 +10,16 @@ import csv
 import io
 import json
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feddpc.config import code_in
 from feddpc.errors import FolderInUseError, RunFolderError
+from feddpc.registry import code_digest
 from feddpc.runs.record import (
     RunFolder,
     is_blank,
@@ -31,6 +34,8 @@ from feddpc.storage import explain_os_errors, replace_text, without_sync
 from feddpc.study.spec import RunSpec, settings
 from feddpc.tasks.metrics import ACCURACY, Metric
 
+#: File with hashes of the user's own code that the runs use.
+CODE = "code.json"
 #: How the status of a run's summary is called in a study.
 STATUS = {"finished": "done", "diverged": "diverged"}
 #: Seconds to wait for another process that writes the plan or the tables of the same study.
@@ -93,7 +98,7 @@ class StudyFolder:
 
     def path(self, spec: RunSpec) -> Path:
         """Return the run folder of a run."""
-        return self.folder / spec.folder if spec.folder else self.items / spec.key
+        return self.items / spec.key
 
     def read(self, spec: RunSpec) -> RunResult:
         """Return how far a run is, from its folder."""
@@ -172,6 +177,18 @@ class StudyFolder:
                     (target / "config.toml").rename(target / "config.damaged.toml")  # so that no report counts it
         finally:
             lock.close()
+
+    def note_code(self, specs: Iterable[RunSpec], remedy: str) -> None:
+        """Note the content of the user's own files, and warn of those that changed since earlier runs."""
+        names = {name for spec in specs for name in code_in(spec.config.asdict())}
+        if not names:
+            return
+        now = {name.partition(":")[0]: code_digest(name) for name in sorted(names)}
+        with locked(self.folder):
+            before = read_json(self.folder / CODE, [])
+            replace_text(self.folder / CODE, json.dumps(before | now, indent=1) + "\n")
+        if changed := [file for file, digest in now.items() if before.get(file, digest) != digest]:
+            warnings.warn(f"{', '.join(changed)} changed since earlier runs: {remedy}", stacklevel=2)
 
     def stored_specs(self) -> list[RunSpec]:
         """Return one spec per run folder below ``items``, by method, setting and seed."""

@@ -1,4 +1,4 @@
-"""What a study sets out to do, stored in its folder so that it can be continued, checked and extended.
+"""The plan of a study, stored in its folder so that it can be continued, checked and extended.
 
 A comparison tries one setting per method and is stored in ``compare.json``, a sweep several, in ``sweep.toml``.
 """
@@ -20,16 +20,16 @@ from feddpc.config import PARTS, Config, parse_set, read_toml, write_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.storage import explain_os_errors, make_folder, replace_text
 from feddpc.study import space as spaces
-from feddpc.study.folder import RunResult, locked, shared_metric
+from feddpc.study.folder import CODE, RunResult, locked, shared_metric
 from feddpc.study.overrides import Overrides, hyper_names
 from feddpc.study.space import Options, Search, Settings, Space, spelled
 from feddpc.study.spec import EXECUTION_KEYS, RunSpec
 
 FILES = {"comparison": "compare.json", "sweep": "sweep.toml"}
-#: What else may lie in the folder of a sweep.
+#: Other files and folders of a sweep.
 SWEEP_PARTS = (
-    *("items", "failed", "damaged", ".lock", ".study-id", "results.jsonl", "results.csv", "order.json", "chosen.json"),
-    ".sweep.toml.part",
+    *("items", "failed", "damaged", ".lock", ".study-id", ".sweep.toml.part", CODE),
+    *("results.jsonl", "results.csv", "order.json", "chosen.json"),
 )
 #: What ``--extend`` may add to.
 EXTENDABLE = ("methods", "seeds", "grid", "trials")
@@ -190,16 +190,7 @@ def stored_plan(folder: Path, kind: str) -> StudyPlan | None:
         if plan.kind != kind:
             raise ValueError(f"it is the plan of a {plan.kind}")
         return plan
-    except (
-        BadInputError,
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as e:
+    except Exception as e:  # a file can hold anything
         raise RunFolderError(f"{path} cannot be read: {e}; repair it, or choose another --out") from None
 
 

@@ -76,12 +76,12 @@ class RayWorkers(Workers):
 
 class _RayPool(Pool):
     def __init__(self, ray: Any, share: dict[str, float], connected: bool) -> None:
-        super().__init__()
         self.ray, self.share, self.connected = ray, share, connected
+        self.deaths = (ray.exceptions.RayError,)
         needs = {"num_cpus": share.get("CPU", 0.0), "num_gpus": share.get("GPU", 0.0)}
         # The study handles a dead worker: another one continues from the checkpoint.
         self.remote = ray.remote(**needs, max_retries=0)(_run_on_ray)
-        self.references: dict[Future[list[RunReport]], Any] = {}
+        self.references: list[Any] = []
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -89,20 +89,14 @@ class _RayPool(Pool):
         resources = self.ray.cluster_resources()
         return max(1, min(int(resources.get(name, 0.0) / value + 1e-9) for name, value in self.share.items()))
 
-    def start(self, batch: Batch) -> Future[list[RunReport]]:
-        reference = self.remote.remote(batch)
-        future: Future[list[RunReport]] = reference.future()
-        self.references[future] = reference
+    def submit(self, batch: Batch) -> Future[list[RunReport]]:
+        self.references.append(self.remote.remote(batch))
+        future: Future[list[RunReport]] = self.references[-1].future()
         return future
 
-    def cause_of_death(self, error: BaseException) -> str:
-        if isinstance(error, self.ray.exceptions.RayError):
-            return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise error
-
     def stop(self) -> None:
-        for future in self.running:
-            self.ray.cancel(self.references[future], force=True)
+        for reference in self.references:  # those that are done do not mind
+            self.ray.cancel(reference, force=True)
 
     def __exit__(self, *exc: object) -> None:
         self.stop()

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from feddpc.storage import explain_os_errors, make_folder, replace_text, without
 from feddpc.study import setup_cache
 from feddpc.study.folder import RunResult, StudyFolder, locked
 from feddpc.study.spec import RunSpec
-from feddpc.study.workers import STUDY_ID, Batch, InProcess, Pool, Returned, RunReport, Workers
+from feddpc.study.workers import STUDY_ID, Batch, InProcess, Pool, RunReport, Workers
 from feddpc.torch_globals import preserve_torch_globals
 
 #: How often a worker may die during a run before the run counts as failed.
@@ -57,8 +58,8 @@ def run_study(
     holds the lock of its folder, and each call returns when all its runs are there. A request to ``stop`` is obeyed
     after the present round.
     """
-    study = _Study(specs, folder, checkpoint_seconds, on_progress, stop or Stop())
-    study.run(workers or InProcess())
+    study = _Study(specs, folder, on_progress, stop or Stop())
+    study.run(workers or InProcess(), checkpoint_seconds)
     results = {key: study.result(key) for key in study.specs}
     study.folder.write_results(list(results.values()))
     return [dataclasses.replace(results[spec.key], spec=spec) for spec in specs]
@@ -67,51 +68,45 @@ def run_study(
 class _Study:
     """One call of :func:`run_study`."""
 
-    def __init__(
-        self,
-        specs: Sequence[RunSpec],
-        folder: Path,
-        checkpoint_seconds: float,
-        on_progress: OnProgress | None,
-        stop: Stop,
-    ) -> None:
+    def __init__(self, specs: Sequence[RunSpec], folder: Path, on_progress: OnProgress | None, stop: Stop) -> None:
         self.folder, self.stop, self.on_progress = StudyFolder(folder), stop, on_progress
-        self.checkpoint_seconds = checkpoint_seconds
         self.specs = {spec.key: spec for spec in specs}
         with without_sync():
             make_folder(folder)
+            self.folder.note_code(specs, "the runs that use it are made again")
         self.results = {key: self.folder.read(spec) for key, spec in self.specs.items()}
-        self.open = _by_setup([spec for key, spec in self.specs.items() if not self.results[key].ended])
-        for spec in self.open:
-            self.folder.clear_failure(spec)
-        self.out: list[Batch] = []
+        self.queue: list[tuple[float, Batch]] = []  #: batches, and when each may be sent to a worker
+        self.sent: list[Batch] = []  #: batches that are with a worker
+        self.out: dict[Future[list[RunReport]], Batch] = {}
         self.deaths: Counter[str] = Counter()
-        self.not_before: dict[str, float] = {}  #: when to look again at a run that another process has
-        self.study_id = ""
         self.reported = 0.0
 
-    def run(self, workers: Workers) -> None:
-        """Work until no run is open, or a stop is requested."""
-        if not self.open:
+    def run(self, workers: Workers, checkpoint_seconds: float) -> None:
+        """Work until no run is left, or a stop is requested."""
+        specs = [spec for key, spec in self.specs.items() if not self.results[key].ended]
+        if not specs:
             return
-        if workers.remote:
-            self.study_id = _study_id(self.folder.folder)
+        for spec in specs:
+            self.folder.clear_failure(spec)
+        folder = self.folder.folder
+        study_id = _study_id(folder) if workers.remote else ""
+        for group in _by_setup(specs, workers.batch_size):
+            batch = Batch(tuple(group), folder.resolve(), checkpoint_seconds, workers.at_once, study_id)
+            self.queue.append((0.0, batch))
         with workers.open(self.stop, self._report) as pool:
             stopping = False
-            while self.open or self.out:
+            while self.out or (self.queue and not stopping):
                 if self.stop.wanted and not stopping:
                     stopping = True
                     pool.stop()
-                if stopping and not self.out:
-                    return
-                while not stopping and len(self.out) < pool.size and self._submit(pool, workers):
-                    pass
+                while not stopping and len(self.out) < pool.size and (batch_due := self._next_batch()):
+                    self.sent.append(batch_due)  # first: a worker in this process is done when submit returns
+                    self.out[pool.submit(batch_due)] = batch_due
+                self._report()
                 if self.out:
-                    self._report()
-                    for returned in pool.wait(POLL_SECONDS):
-                        self._receive(returned)
-                elif self.open:
-                    self._report()
+                    for future in wait(self.out, POLL_SECONDS, FIRST_COMPLETED).done:
+                        self._receive(future, pool)
+                elif self.queue and not stopping:
                     time.sleep(POLL_SECONDS)  # other processes have the rest
 
     def result(self, key: str) -> RunResult:
@@ -120,50 +115,46 @@ class _Study:
             self.results[key] = self.folder.read(self.specs[key])
         return self.results[key]
 
-    def _submit(self, pool: Pool, workers: Workers) -> bool:
-        """Give the next runs with one setup to a worker; False if there are none."""
-        specs: list[RunSpec] = []
-        out, now = {spec.key for batch in self.out for spec in batch.specs}, time.monotonic()
-        for spec in list(self.open):
-            if specs and setup_cache.setup_key(spec.complete) != setup_cache.setup_key(specs[0].complete):
-                break
-            if spec.key in out or self.not_before.get(spec.key, now) > now:
-                continue
-            if spec.key in self.not_before and self.result(spec.key).ended:  # by another process
-                self._close(spec.key)
-                continue
-            specs.append(spec)
-            if len(specs) == workers.batch_size:
-                break
-        if not specs:
-            return False
-        folder = self.folder.folder.resolve()
-        batch = Batch(tuple(specs), folder, self.checkpoint_seconds, workers.at_once, self.study_id)
-        self.out.append(batch)
-        pool.submit(batch)
-        return True
+    def _next_batch(self) -> Batch | None:
+        """Take a batch that may be sent now from the queue."""
+        now = time.monotonic()
+        due = next((entry for entry in self.queue if entry[0] <= now), None)
+        if due is None:
+            return None
+        self.queue.remove(due)
+        return due[1]
 
-    def _receive(self, returned: Returned) -> None:
-        """Record how the runs of a batch went."""
-        self.out.remove(returned.batch)
-        for report in returned.reports:
-            self._record(report)
-        for spec in () if returned.reports or self.stop.wanted else returned.batch.specs:
-            self.deaths[spec.key] += 1
-            if self.deaths[spec.key] >= MAX_DEATHS:
-                self.folder.fail(spec, f"its worker died {MAX_DEATHS} times, last: {returned.died}")
-                self._close(spec.key)
+    def _receive(self, future: Future[list[RunReport]], pool: Pool) -> None:
+        """Record how the runs of a batch went; those that are not done are queued again."""
+        batch = self.out.pop(future)
+        self.sent.remove(batch)
+        try:
+            states = {report.key: self._record(report) for report in future.result()}
+        except pool.deaths as error:
+            states = {spec.key: self._record_death(spec, error) for spec in batch.specs}
+        again = tuple(spec for spec in batch.specs if states[spec.key] not in ("ended", "failed"))
+        if again:
+            later = time.monotonic() + POLL_SECONDS if "busy" in states.values() else 0.0
+            self.queue.append((later, dataclasses.replace(batch, specs=again)))
         self._report(now=True)
 
-    def _record(self, report: RunReport) -> None:
+    def _record_death(self, spec: RunSpec, error: BaseException) -> str:
+        """Count that the worker of a run died; return ``failed`` if that was too often."""
+        if not self.stop.wanted:
+            self.deaths[spec.key] += 1
+        if self.deaths[spec.key] < MAX_DEATHS:
+            return "interrupted"
+        cause = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return self._record(RunReport(spec.key, "failed", f"its worker died {MAX_DEATHS} times, last: {cause}"))
+
+    def _record(self, report: RunReport) -> str:
+        """Store what a worker reports about a run, and return the run's state."""
         if report.files:
             self._store_files(report)
         if report.state == "failed":
             self.folder.fail(self.specs[report.key], report.message, report.trace)
-        if report.state in ("ended", "failed"):
-            self._close(report.key)
-        if report.state == "busy":
-            self.not_before[report.key] = time.monotonic() + POLL_SECONDS
+        self.result(report.key)
+        return report.state
 
     def _store_files(self, report: RunReport) -> None:
         """Put a run folder in place that came from a machine without access to this folder."""
@@ -177,16 +168,12 @@ class _Study:
             shutil.rmtree(path, ignore_errors=True)  # an unfinished attempt
             part.rename(path)
 
-    def _close(self, key: str) -> None:
-        self.open = [spec for spec in self.open if spec.key != key]
-        self.result(key)
-
     def _report(self, *, now: bool = False) -> None:
         """Report progress, every POLL_SECONDS at most."""
         if self.on_progress is None or (not now and time.monotonic() - self.reported < POLL_SECONDS):
             return
         self.reported = time.monotonic()
-        sent = [spec for batch in self.out for spec in batch.specs]
+        sent = [spec for batch in self.sent for spec in batch.specs]
         for spec in sent:  # some runs of a batch that is out may have ended
             if (self.folder.path(spec) / "summary.json").is_file():
                 self.result(spec.key)
@@ -198,12 +185,13 @@ class _Study:
         self.on_progress(Progress(len(self.specs), len(ended), failed, len(running), rounds, all_rounds))
 
 
-def _by_setup(specs: Sequence[RunSpec]) -> list[RunSpec]:
-    """Put runs together that share data, partition and model, so that these are built once."""
+def _by_setup(specs: Sequence[RunSpec], size: int | None) -> list[list[RunSpec]]:
+    """Group runs that share data, partition and model, so that these are built once; at most ``size`` per group."""
     groups: dict[str, list[RunSpec]] = {}
     for spec in specs:
         groups.setdefault(setup_cache.setup_key(spec.complete), []).append(spec)
-    return [spec for group in groups.values() for spec in group]
+    parts = [(group, size or len(group)) for group in groups.values()]
+    return [group[i : i + most] for group, most in parts for i in range(0, len(group), most)]
 
 
 def _study_id(folder: Path) -> str:

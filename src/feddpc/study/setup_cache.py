@@ -11,48 +11,38 @@ from pathlib import Path
 import torch
 
 from feddpc.build import build
-from feddpc.config import Config
+from feddpc.config import Config, after_setup_keys, code_in
 from feddpc.data import Dataset, load, names
 from feddpc.experiment import Experiment, data_hash
+from feddpc.registry import code_digest, is_code
 from feddpc.torch_globals import set_precision
 
 #: Number of experiments kept at a time; each has its data on the device.
 CACHE_SIZE = 2
 #: Keys that may differ between runs that share a setup.
-PER_RUN_KEYS = (
-    "method",
-    "hyper",
-    "lr",
-    "server_lr",
-    "lr_decay",
-    "weighting",
-    "rounds",
-    "engine",
-    "compile",
-    "client_memory",
-)
+PER_RUN_KEYS = after_setup_keys()
 _cache: OrderedDict[str, Experiment] = OrderedDict()
 
 
 def dataset(name: str) -> Dataset:
     """Return a data set, the same object every time."""
-    return _loaded(name, _base(name))[0]
+    return _loaded(name, *_place(name))[0]
 
 
 def fingerprint(name: str) -> str:
     """Return a hash of a data set's content."""
-    return _loaded(name, _base(name))[1]
+    return _loaded(name, *_place(name))[1]
 
 
-def _base(name: str) -> Path | None:
-    """Return the folder that a path is relative to; None for a data set that is known by its name."""
-    return None if name in names() else Path.cwd()
+def _place(name: str) -> tuple[Path | None, str]:
+    """Return the folder that a path is relative to, and a hash of code; neither for a data set known by its name."""
+    return None if name in names() else Path.cwd(), code_digest(name) if is_code(name) else ""
 
 
 @lru_cache(maxsize=4)
-def _loaded(name: str, _base: Path | None) -> tuple[Dataset, str]:
+def _loaded(name: str, _base: Path | None, code: str) -> tuple[Dataset, str]:
     data = load(name)
-    return data, data_hash(data)
+    return data, data_hash(data) + code
 
 
 def setup_key(config: Config) -> str:
@@ -61,7 +51,8 @@ def setup_key(config: Config) -> str:
     >>> setup_key(Config(lr=0.1)) == setup_key(Config(lr=0.2)), setup_key(Config()) == setup_key(Config(clients=50))
     (True, False)
     """
-    return json.dumps({k: v for k, v in config.asdict().items() if k not in PER_RUN_KEYS}, sort_keys=True)
+    shared = {k: v for k, v in config.asdict().items() if k not in PER_RUN_KEYS}
+    return json.dumps([shared, [code_digest(name) for name in code_in(shared)]], sort_keys=True)
 
 
 def experiment(config: Config) -> Experiment:

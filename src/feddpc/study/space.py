@@ -33,15 +33,15 @@ class Range:
     high: float
 
     def __post_init__(self) -> None:
-        said = f"range {self}"
+        start = f"range {self}"
         if self.kind not in KINDS:
-            raise BadInputError(f"{said}: the kind is one of {', '.join(KINDS)}")
+            raise BadInputError(f"{start}: the kind is one of {', '.join(KINDS)}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise BadInputError(f"{said}: the second number must be above the first, and both finite")
+            raise BadInputError(f"{start}: the second number must be above the first, and both finite")
         if self.is_log and self.low <= 0:
-            raise BadInputError(f"{said}: a logarithmic range begins above 0")
+            raise BadInputError(f"{start}: a logarithmic range begins above 0")
         if self.is_whole and not (float(self.low).is_integer() and float(self.high).is_integer()):
-            raise BadInputError(f"{said}: the ends must be whole numbers")
+            raise BadInputError(f"{start}: the ends must be whole numbers")
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.low:.17g}:{self.high:.17g}"

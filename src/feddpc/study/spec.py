@@ -1,4 +1,4 @@
-"""One run of a study: its configuration, and the folder in which its results are found again."""
+"""One run of a study: its configuration, and the key that names its folder."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from feddpc import methods
 from feddpc.build import make_method, resolve, with_reserve
 from feddpc.config import PARTS, Config, execution_keys
+from feddpc.registry import code_digest, is_code, short_name
 from feddpc.study.setup_cache import dataset, fingerprint
 
-#: Keys that decide where and how fast a run is made, not its numbers.
+#: Keys that decide where and how fast a run computes, not its numbers.
 EXECUTION_KEYS = execution_keys()
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run to be made. ``label``, ``tags`` and ``folder`` do not tell runs apart; the key does.
+    """One run of a study. ``label`` and ``tags`` do not tell runs apart; the key does.
 
     >>> a, b = RunSpec(Config(lr=0.1)), RunSpec(Config(lr=0.1, server_lr=0.1, engine="loop"), label="again")
     >>> a.key == b.key, a.key == RunSpec(Config(lr=0.2)).key
@@ -34,7 +33,6 @@ class RunSpec:
     config: Config
     label: str = ""
     tags: Mapping[str, Any] = field(default_factory=dict)
-    folder: str = ""  #: the name of its run folder in the study; empty for ``items/KEY``
 
     @cached_property
     def complete(self) -> Config:
@@ -53,7 +51,9 @@ class RunSpec:
         """A hash of everything that decides the numbers: equal for runs with equal results, on every machine."""
         defaults = type(self.config)().asdict()  # left out, so that a key added later does not change the hash
         values = {k: v for k, v in self.decisive().items() if k not in defaults or v != defaults[k]}
-        text = json.dumps([fingerprint(self.config.data), _source(self.config.method), values], sort_keys=True)
+        code = {k: _source(values[k]) for k in ("model", "partition") if k in values}
+        parts = [fingerprint(self.config.data), _source(self.config.method), values | code]
+        text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
     def decisive(self) -> dict[str, Any]:
@@ -68,13 +68,9 @@ class RunSpec:
         return self.label or f"{self.config.method} seed {self.config.seed}"
 
 
-def _source(method: str) -> str:
-    """Return what identifies a method: its name, or the contents of the file it comes from."""
-    if ".py" not in method:
-        return method
-    path, _, _ = method.partition(":")
-    code = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
-    return f"{methods.get(method).__name__} in {code}"
+def _source(name: str) -> str:
+    """Return what identifies a method, a model or a partition: its name, for the user's own with the file's content."""
+    return f"{short_name(name)} in {code_digest(name)}" if is_code(name) else name
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ def run_sweep(
 
     def report(now: Progress) -> None:
         nonlocal last
-        last = Progress(
+        last = dataclasses.replace(
+            now,
             total=total,
             ended=before.ended + now.ended,
             failed=before.failed + now.failed,
-            running=now.running,
             rounds=before.rounds + now.rounds,
             all_rounds=total * (now.all_rounds // now.total),
         )
@@ -61,7 +62,7 @@ def write_tables(folder: Path, plan: StudyPlan | None, results: Sequence[RunResu
 def choose_both(results: Sequence[RunResult], plan: StudyPlan | None = None) -> list[Choice]:
     """Return what validation data choose, where there are any, and what the test set chooses.
 
-    With the ``plan`` of a grid, every choice names the keys whose best value lies at an end of the grid.
+    With the ``plan`` of a grid, every choice names the keys whose best value is at an end of the grid.
     """
     ways = [by for by in BY if by == "test" or any(r.validation is not None for r in results)]
     axes = plan.space.axes if plan and plan.space and plan.space.trials is None else {}
@@ -96,12 +97,12 @@ def run_trials(plan: StudyPlan, run: Run) -> list[RunResult]:
 
 
 def gather(plan: StudyPlan, folders: Sequence[Path]) -> list[RunResult]:
-    """Return the results of a sweep whose runs lie in several folders; the best that is known of each run."""
+    """Return the results of a sweep whose runs are in several folders; of each run, the one that got furthest."""
     return run_trials(plan, lambda specs: [_best(spec, folders) for spec in specs])
 
 
 def scan(folders: Sequence[Path]) -> list[RunResult]:
-    """Return the results of all runs in some folders, whatever they were made for."""
+    """Return the results of all runs in some folders, without the plan of a sweep."""
     specs = {spec.key: spec for folder in reversed(folders) for spec in StudyFolder(folder).stored_specs()}
     return [_best(spec, folders) for spec in specs.values()]
 

@@ -1,4 +1,7 @@
-"""Who runs a study: this process or several processes of this machine; ``ray_workers`` adds other machines."""
+"""Workers that execute the runs of a study: this process, or several processes of this machine.
+
+``ray_workers`` adds other machines.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from ctypes import c_bool
@@ -160,57 +163,25 @@ def _scratch() -> Path:
     return folder
 
 
-class Returned(NamedTuple):
-    """A batch that came back: the reports on its runs, or how its worker died."""
-
-    batch: Batch
-    reports: list[RunReport]
-    died: str = ""
-
-
-class Pool(ABC):
-    """Workers that are ready: batches are submitted, and come back in any order."""
+class Pool:
+    """Workers that are ready for batches; at the end of the ``with`` block they are gone."""
 
     size: int  #: how many batches may be out at a time
-
-    def __init__(self) -> None:
-        self.running: dict[Future[list[RunReport]], Batch] = {}
+    #: Errors of a batch that mean that its worker died; another one continues its runs.
+    deaths: tuple[type[BaseException], ...] = ()
 
     def __enter__(self) -> Self:
         return self
 
-    def submit(self, batch: Batch) -> None:
-        """Send a batch to a worker that is free."""
-        self.running[self.start(batch)] = batch
-
-    def wait(self, seconds: float) -> list[Returned]:
-        """Return the batches that came back, after at most ``seconds``."""
-        done, _ = wait(self.running, timeout=seconds, return_when=FIRST_COMPLETED)
-        return [self.returned(future) for future in done]
-
-    def returned(self, future: Future[list[RunReport]]) -> Returned:
-        """Return the reports of a batch that came back, or how its worker died."""
-        batch = self.running.pop(future)
-        error = future.exception()
-        if error is None:
-            return Returned(batch, future.result())
-        return Returned(batch, [], self.cause_of_death(error))
-
-    @abstractmethod
-    def start(self, batch: Batch) -> Future[list[RunReport]]:
-        """Start a batch."""
-
-    @abstractmethod
-    def cause_of_death(self, error: BaseException) -> str:
-        """Return how a worker died, or raise an error that says something else."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Ask all workers to stop after their present round."""
-
-    @abstractmethod
     def __exit__(self, *exc: object) -> None:
         """End all workers."""
+
+    def submit(self, batch: Batch) -> Future[list[RunReport]]:
+        """Give a batch to a worker that is free."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Ask all workers to stop after their present round."""
 
 
 @dataclass(frozen=True)
@@ -251,22 +222,12 @@ class _InProcessPool(Pool):
     size = 1
 
     def __init__(self, stop: Stop, tick: Tick) -> None:
-        super().__init__()
-        self.wanted, self.tick = stop, tick
+        self.stop_request, self.tick = stop, tick  # the runs see the request themselves
 
-    def start(self, batch: Batch) -> Future[list[RunReport]]:
+    def submit(self, batch: Batch) -> Future[list[RunReport]]:
         done: Future[list[RunReport]] = Future()
-        done.set_result(run_batch(batch, on_round=lambda _: self.tick(), stop=self.wanted))
+        done.set_result(run_batch(batch, on_round=lambda _: self.tick(), stop=self.stop_request))
         return done
-
-    def cause_of_death(self, error: BaseException) -> str:
-        raise error
-
-    def stop(self) -> None:
-        """The runs see the same request to stop."""
-
-    def __exit__(self, *exc: object) -> None:
-        """There is nothing to end."""
 
 
 @dataclass(frozen=True)
@@ -287,30 +248,25 @@ class Processes(Workers):
 class _ProcessPool(Pool):
     """One executor with one process per slot, so that a process that dies does not take the others with it."""
 
+    deaths = (BrokenProcessPool,)
+
     def __init__(self, size: int) -> None:
-        super().__init__()
         self.size = size
         # Not forked: a process that has used threads or a GPU cannot be copied.
         self.context = multiprocessing.get_context("spawn")
         self.stopping = self.context.RawValue(c_bool, False)
         self.slots: dict[ProcessPoolExecutor, Future[list[RunReport]]] = {}
 
-    def start(self, batch: Batch) -> Future[list[RunReport]]:
+    def submit(self, batch: Batch) -> Future[list[RunReport]]:
         for slot in [slot for slot, last in self.slots.items() if last.done()]:
             try:
                 self.slots[slot] = slot.submit(_run_in_process, batch)
                 return self.slots[slot]
             except BrokenProcessPool:
-                slot.shutdown()
                 del self.slots[slot]
         slot = ProcessPoolExecutor(1, self.context, _start_process, (self.stopping,))
         self.slots[slot] = slot.submit(_run_in_process, batch)
         return self.slots[slot]
-
-    def cause_of_death(self, error: BaseException) -> str:
-        if isinstance(error, BrokenProcessPool):
-            return "its process was killed or ended by itself"
-        raise error
 
     def stop(self) -> None:
         self.stopping.value = True
@@ -327,7 +283,7 @@ _stopping: Any = None
 
 
 def _start_process(stopping: Any) -> None:
-    """Prepare a worker process: one thread, deaf to Ctrl-C (the study decides what to do), and gone with its parent."""
+    """Prepare a worker process: it has one thread, ignores Ctrl-C (the study handles it), and ends with its parent."""
     import torch
 
     global _stopping
