@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from feddpc import config, models
-from feddpc.data import partition
+from feddpc.data import schemes
 from feddpc.robust import rules
 from feddpc.round import sampling
 
@@ -30,7 +30,7 @@ def keys() -> str:
 def options() -> str:
     """Return the table of the options of models, partitions, samplers and robust rules."""
     rows = []
-    for choice, registry in {"model": models, "partition": partition, "participation": sampling, "rule": rules}.items():
+    for choice, registry in {"model": models, "partition": schemes, "participation": sampling, "rule": rules}.items():
         for name in registry.names():
             known: Mapping[str, object] = registry.options(name)
             if known:

@@ -18,7 +18,8 @@ from feddpc import methods
 from feddpc.config import Config, code_in
 from feddpc.data import Dataset, load
 from feddpc.data.own import DATA
-from feddpc.data.partition import PARTITIONS, Partition
+from feddpc.data.partition import Partition
+from feddpc.data.schemes import PARTITIONS
 from feddpc.errors import BadInputError, unknown
 from feddpc.experiment import Setting, prepare
 from feddpc.method_setup import with_reserve

@@ -117,7 +117,7 @@ def partition(
     """Deal the data to clients, print a summary and draw the client-by-class picture."""
     from feddpc.config import Config
     from feddpc.data import load
-    from feddpc.data import partition as partitions
+    from feddpc.data import schemes
     from feddpc.experiment import partition_options
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
@@ -127,8 +127,8 @@ def partition(
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data)
     options = partition_options(wanted, len(source.y_train))
-    dealt = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
-    summary = partitions.summary(dealt, source.y_train, source.classes)
+    dealt = schemes.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
+    summary = schemes.summary(dealt, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = (
         f"{short_name(wanted.data)}: {short_name(wanted.partition)}"

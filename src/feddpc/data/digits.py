@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from feddpc.data.dataset import Array, Dataset
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import Dataset
 from feddpc.data.specs import Spec
 from feddpc.errors import DataError
 from feddpc.rng import generator

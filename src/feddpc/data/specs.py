@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from feddpc.data.dataset import Array, Dataset, md5
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import Dataset, md5
 from feddpc.errors import DataError, unknown
 
 

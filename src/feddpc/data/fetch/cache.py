@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from feddpc.data.dataset import FIELDS, Array, Dataset, compact, md5
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import FIELDS, Dataset, md5
 from feddpc.data.specs import Spec
 from feddpc.errors import DataError
 from feddpc.storage import sync_file
@@ -54,8 +55,8 @@ def write(data: Dataset, cache: Path) -> Path:
         ) as temporary:
             fresh = Path(temporary) / "new"
             fresh.mkdir()
-            for field in FIELDS:
-                write_array(fresh / f"{field}.npy", compact(getattr(data, field)))
+            for field in data.stored_fields:
+                write_array(fresh / f"{field}.npy", data.stored(field))
             about = {"format": FORMAT, "class_names": data.class_names, "md5": data.checksums()}
             (fresh / _JSON).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             for path in fresh.iterdir():
@@ -66,7 +67,7 @@ def write(data: Dataset, cache: Path) -> Path:
             fresh.rename(place)
             sync_folder(place.parent)
     except OSError as error:
-        needed = sum(getattr(data, field).nbytes for field in FIELDS) >> 20
+        needed = sum(getattr(data, field).nbytes for field in data.stored_fields) >> 20
         raise DataError(
             f"cannot write {data.name} to {place.parent} ({error.strerror or error}): it needs {needed + 1} MB there; "
             "free some space or set FEDDPC_CACHE to another folder"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from feddpc.data.dataset import Array, Dataset
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import Dataset
 from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.fetch.progress import progress_bar
 from feddpc.data.unpack_limits import check_unpacked_size, decoding_errors

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from feddpc.data.dataset import MAX_CLASSES, Array, Dataset
+from feddpc.data.array_checks import MAX_CLASSES, Array
+from feddpc.data.dataset import Dataset
 from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.fetch.download import TIMEOUT
 from feddpc.data.fetch.images import pixels
