@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from feddpc import methods
 from feddpc.config import Config, code_in
 from feddpc.data import Dataset, load
-from feddpc.data.own import DATA
+from feddpc.data.loading import DATA
 from feddpc.data.partition import Partition
 from feddpc.data.schemes import PARTITIONS
 from feddpc.errors import BadInputError, unknown

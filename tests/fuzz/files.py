@@ -14,11 +14,11 @@ from safetensors.torch import save
 
 from feddpc import methods
 from feddpc.config import Config, parse_set, read_toml
-from feddpc.data import npz
 from feddpc.data.fetch import cache as data_cache
 from feddpc.data.fetch import cifar, idx, images, npm_cifar10, tiny_imagenet
 from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.specs import SPECS
+from feddpc.data.untrusted import read_npz
 from feddpc.errors import FeddpcError
 from feddpc.federate import keys
 from feddpc.paper import records, tuned
@@ -71,7 +71,7 @@ def archive(content: bytes) -> None:
 
 @target
 def npz_file(content: bytes) -> None:
-    npz.decode(file("data.npz", content))
+    read_npz(file("data.npz", content))
 
 
 @target

@@ -40,7 +40,7 @@ PARSERS = {
     "data/fetch/idx.py": ["idx_file"],
     "data/fetch/images.py": ["image", "image_zip"],
     "data/fetch/npm_cifar10.py": ["cifar_labels"],
-    "data/npz.py": ["npz_file"],
+    "data/untrusted.py": ["npz_file"],
     "federate/deployment.py": [],
     "federate/keys.py": ["pem"],
     "flower/messages.py": ["flower_reply", "flower_plain_reply", "flower_answer", "flower_order", "secure_order"],

@@ -116,8 +116,7 @@ def partition(
 ) -> None:
     """Deal the data to clients, print a summary and draw the client-by-class picture."""
     from feddpc.config import Config
-    from feddpc.data import load
-    from feddpc.data import schemes
+    from feddpc.data import load, schemes
     from feddpc.experiment import partition_options
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,12 +95,17 @@ def read(spec: Spec, cache: Path, *, checksums: bool = False) -> Dataset:
         if names is not None and [type(name) for name in names] != [str] * spec.classes:
             raise ValueError(f"class_names are not {spec.classes} names")
         # Copy-on-write: nothing is read before it is used, and changes by a caller never reach the file.
-        arrays = {f: np.asarray(np.load(place / f"{f}.npy", mmap_mode="c", allow_pickle=False)) for f in FIELDS}
+        fields = FIELDS if spec.clients is None else (*FIELDS, "client_ids")
+        arrays: dict[str, Any] = {
+            f: np.asarray(np.load(place / f"{f}.npy", mmap_mode="c", allow_pickle=False)) for f in fields
+        }
         for field, array in arrays.items() if checksums else ():
             if (actual := md5(array)) != about["md5"][field]:
                 raise ValueError(f"the md5 of {field} is {actual}, but {about['md5'][field]} was stored")
-        labels = {field: arrays.pop(field).astype(np.int64, casting="safe") for field in ("y_train", "y_test")}
-        data = Dataset(spec.name, **arrays, **labels, classes=spec.classes, class_names=names and tuple(names))
+        for field in ("y_train", "y_test"):
+            arrays[field] = arrays[field].astype(np.int64, casting="safe")
+        class_names = names and tuple(names)
+        data = Dataset(spec.name, **arrays, classes=spec.classes, class_names=class_names, target=spec.target)
         return spec.verify(data, checksums=checksums)
     except Exception as error:  # a damaged file can fail in almost any way
         raise DataError(
