@@ -46,8 +46,8 @@ def decode(spec: Spec, path: Path) -> Dataset:
             parts[f"x_{part}"].append(x)
             parts[f"y_{part}"].append(y)
     owners = np.repeat(list(roles), [len(x) for x in parts["x_train"]])
-    arrays = [np.concatenate(pieces) for pieces in parts.values()]
-    return replace(spec, class_names=tuple(characters)).dataset(*arrays, client_ids=owners)
+    arrays = {field: np.concatenate(pieces) for field, pieces in parts.items()}
+    return replace(spec, class_names=tuple(characters)).dataset(**arrays, client_ids=owners)
 
 
 def speeches(text: str) -> dict[str, str]:
