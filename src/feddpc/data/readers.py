@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,8 @@ def from_hugging_face(
     tables = {part: {c: _column(rows, c, f"split {part}") for c in wanted} for part, rows in parts.items()}
     feature = getattr(parts["train"], "features", {}).get(target)
     names = tuple(getattr(feature, "names", None) or ()) or None
-    if "test" not in tables:
-        tables = _split(tables["train"], columns, test, seed)
-    return _from_columns(tables, columns, target, client, name=name, kind=kind, class_names=names)
+    split = None if "test" in tables else (test, seed)
+    return _from_columns(tables, columns, target, client, split, name=name, kind=kind, class_names=names)
 
 
 def read_table(
@@ -126,11 +125,11 @@ def read_table(
     path = Path(path).expanduser()
     table = _read_columns(path)
     columns = list(inputs) if inputs is not None else [c for c in table if c not in (target, client)]
+    tables = {"train": table}
     if isinstance(test, str | Path):
-        tables = {"train": table, "test": _read_columns(Path(test).expanduser())}
-    else:
-        tables = _split(table, columns, test, seed)
-    return _from_columns(tables, columns, target, client, name=path.stem, kind=kind)
+        tables["test"] = _read_columns(Path(test).expanduser())
+    split = None if "test" in tables else (test, seed)
+    return _from_columns(tables, columns, target, client, split, name=path.stem, kind=kind)
 
 
 def read_leaf(folder: str | Path, *, name: str | None = None) -> Dataset:
@@ -235,23 +234,27 @@ def _numbers(values: list[str]) -> Array:
 
 def _from_columns(
     tables: dict[str, dict[str, Any]],
-    inputs: Iterable[str],
+    columns: list[str],
     target: str,
     client: str | None,
+    split: tuple[object, int] | None,
     *,
     name: str,
     kind: Target | None,
     class_names: tuple[str, ...] | None = None,
 ) -> Dataset:
-    """Build a data set from the columns of a training and a test table."""
-    columns = list(inputs)
+    """Build a data set from a training and a test table, or from one table and the share and seed of the test part."""
     for part, table in tables.items():
         for column in (*columns, target, *([client] if client is not None and part == "train" else [])):
             if column not in table:
                 raise unknown(f"column of the {part} table", column, table)
+        for column in columns:
+            table[column] = _numeric(table[column], column)
+    if split is not None:
+        tables = _split(tables["train"], *split)
     arrays: dict[str, Any] = {}
     for part, table in tables.items():
-        chosen = [_numeric(table[column], column) for column in columns]
+        chosen = [table[column] for column in columns]
         arrays[f"x_{part}"] = chosen[0] if len(chosen) == 1 and chosen[0].ndim > 1 else _as_table(chosen, columns)
         arrays[f"y_{part}"] = _plain(table[target])
     targets = [arrays["y_train"], arrays["y_test"]]
@@ -301,14 +304,11 @@ def _as_table(columns: list[Array], names: list[str]) -> Array:
     return np.stack([column.astype(np.float64) for column in columns], axis=1)
 
 
-def _split(table: dict[str, Any], inputs: list[str], test: object, seed: int) -> dict[str, dict[str, Any]]:
-    """Draw a share of the rows for testing; both parts keep the order of the rows. Text among inputs is refused."""
+def _split(table: dict[str, Any], test: object, seed: int) -> dict[str, dict[str, Any]]:
+    """Draw the share ``test`` of the rows for testing; both parts keep the order of the rows."""
     if isinstance(test, str):
         raise BadInputError(f"test = {test!r}, but the data have no splits: give the share to draw, such as test = 0.2")
     share = check_probability("test", test, zero=False, one=False)
-    for column in inputs:
-        if column in table:
-            _numeric(table[column], column)
     rows = len(next(iter(table.values()), ()))
     count = round(share * rows)
     if not 0 < count < rows:
