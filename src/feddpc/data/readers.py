@@ -89,9 +89,9 @@ def from_hugging_face(
     columns = [inputs] if isinstance(inputs, str) else list(inputs)
     parts: dict[str, Any] = {"train": source}
     if isinstance(source, Mapping):
-        for split in ("train", test):
-            if split not in source:
-                raise unknown("split", str(split), [str(key) for key in source])
+        for part in ("train", test):
+            if part not in source:
+                raise unknown("split", str(part), [str(key) for key in source])
         parts = {"train": source["train"], "test": source[test]}
     wanted = [*columns, target, *([client] if client is not None else [])]
     tables = {part: {c: _column(rows, c, f"split {part}") for c in wanted} for part, rows in parts.items()}
