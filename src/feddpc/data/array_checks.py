@@ -114,12 +114,9 @@ def _float_targets(y: Array, field: str) -> Array:
 def _multihot_targets(y: Array, field: str) -> Array:
     if y.ndim != 2 or y.size == 0 or y.dtype.kind not in "iufb":
         raise BadInputError(f"{field} is {y.dtype} of shape {y.shape}: multi-hot targets are [n, k] of 0 and 1")
-    wrong = np.argwhere((y != 0) & (y != 1))
-    if len(wrong):
-        row, column = wrong[0]
+    if found := _first(y, field, (y != 0) & (y != 1)):
         raise BadInputError(
-            f'{field}[{row}, {column}] is {y[row, column]}: multi-hot targets are 0 or 1; give target="floats" or '
-            '"tokens" for other numbers'
+            f'{found}: multi-hot targets are 0 or 1; give target="floats" or "tokens" for other numbers'
         )
     return y.astype(np.float32)
 
@@ -128,12 +125,9 @@ def _token_targets(y: Array, field: str) -> Array:
     if y.ndim != 2 or y.size == 0 or not np.issubdtype(y.dtype, np.integer):
         raise BadInputError(f"{field} is {y.dtype} of shape {y.shape}: token targets are integers [n, T]; reshape them")
     tokens = _int64(y, field)
-    wrong = np.argwhere(((tokens < 0) & (tokens != IGNORED)) | (tokens >= MAX_TOKENS))
-    if len(wrong):
-        row, column = wrong[0]
+    if found := _first(tokens, field, ((tokens < 0) & (tokens != IGNORED)) | (tokens >= MAX_TOKENS)):
         raise BadInputError(
-            f"{field}[{row}, {column}] is {y[row, column]}: tokens are 0 or larger and below {MAX_TOKENS}, or "
-            f"{IGNORED} where nothing is to be predicted"
+            f"{found}: tokens are 0 or larger and below {MAX_TOKENS}, or {IGNORED} where nothing is to be predicted"
         )
     empty = np.flatnonzero((tokens == IGNORED).all(1))
     if len(empty):
@@ -175,17 +169,24 @@ def check_count(kind: Target, xs: dict[str, Array], ys: dict[str, Array], classe
         whole |= {field: x for field, x in xs.items() if np.issubdtype(x.dtype, np.integer)}
     if classes is None:
         classes = int(max(array.max() for array in whole.values())) + 1
+    noun = "label" if kind == "classes" else "token"
     for field, array in whole.items():
-        in_range = (array >= 0) & (array < classes)
-        bad = np.argwhere(~in_range if kind == "classes" or field in xs else ~in_range & (array != IGNORED))
-        if len(bad):
-            first = tuple(int(i) for i in bad[0])
-            place, noun = ", ".join(map(str, first)), "label" if kind == "classes" else "token"
+        wrong = (array < 0) | (array >= classes)
+        if kind == "tokens" and field in ys:
+            wrong &= array != IGNORED
+        if found := _first(array, field, wrong):
             raise DataError(
-                f"{field}[{place}] is {array[first]}, but with {classes} classes a {noun} is 0 to {classes - 1} "
-                f"({len(bad)} such {noun}s)"
+                f"{found}, but with {classes} classes a {noun} is 0 to {classes - 1} ({wrong.sum()} such {noun}s)"
             )
     return int(classes)
+
+
+def _first(values: Array, field: str, wrong: npt.NDArray[np.bool_]) -> str | None:
+    """Say where the first wrong value is, and what it is; None if there is none."""
+    if not wrong.any():
+        return None
+    place = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"{field}[{', '.join(map(str, place))}] is {values[place]}"
 
 
 def check_client_ids(value: Any, samples: int) -> Array:
