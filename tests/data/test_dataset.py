@@ -5,6 +5,8 @@ import torch
 from feddpc.data import Dataset
 from feddpc.data.scaling import default_scaling, make_scaler
 from feddpc.errors import BadInputError, DataError
+from feddpc.methods.federated_data import reserved
+from feddpc.validation import held_out
 
 Y = np.array([0, 1, 2, 1])
 
@@ -276,3 +278,14 @@ def test_only_images_are_scaled_and_tokens_stay_integers():
     assert scaler(torch.from_numpy(rows.x_train)).dtype == torch.float64
     with pytest.raises(BadInputError, match="'none'"):
         make_scaler("half", rows)
+
+
+def test_validation_holds_out_a_share_of_all_samples_where_there_are_no_classes():
+    data = build(np.zeros((40, 2)), np.arange(40) / 2)
+    held = held_out(0.25, data, np.zeros(0, np.int64), 0)
+    assert len(set(held.tolist())) == 10
+
+
+def test_a_reserve_needs_classes():
+    with pytest.raises(BadInputError, match=r"reserve = 0\.1 needs class labels"):
+        reserved(0.1, build(np.zeros((40, 2)), np.arange(40) / 2), 0)
