@@ -166,8 +166,7 @@ class Dataset:
                 f"the natural partition of {self.name} needs client_ids, one per training sample, but it has {given}: "
                 "give client_ids, or use partition = 'iid'"
             )
-        ids, owner, sizes = np.unique(self.client_ids, return_inverse=True, return_counts=True)
-        return Partition.from_sizes(np.argsort(owner, kind="stable"), sizes), tuple(str(i) for i in ids)
+        return Partition.from_owners(self.client_ids), tuple(str(i) for i in np.unique(self.client_ids))
 
     def checksums(self) -> dict[str, str]:
         """Return the md5 of every array's bytes, labels as uint8 where they fit (as the cache stores them)."""

@@ -53,6 +53,12 @@ class Partition:
         """Build a partition from the indices of all clients in order, and the number of samples per client."""
         return cls(order, np.concatenate([[0], np.cumsum(sizes)]))
 
+    @classmethod
+    def from_owners(cls, ids: npt.ArrayLike) -> Partition:
+        """Build a partition from the owner of each sample; clients are in the order of their sorted ids."""
+        _, owner, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+        return cls.from_sizes(np.argsort(owner, kind="stable"), sizes)
+
     def __len__(self) -> int:
         return len(self.starts) - 1
 
@@ -72,7 +78,7 @@ class Partition:
 
     def counts(self, labels: npt.ArrayLike, classes: int) -> Ids:
         """Return the number of samples per client and class, ``[clients, classes]``."""
-        y = integers("labels", labels)
+        y = integers("labels", labels, "only class numbers can be counted by class")
         self._check_range(len(y))
         mine = y[self.order]
         if len(mine) and not 0 <= mine.min() <= mine.max() < classes:
@@ -98,12 +104,12 @@ class Partition:
             )
 
 
-def integers(field: str, values: npt.ArrayLike) -> Ids:
+def integers(field: str, values: npt.ArrayLike, remedy: str = "convert it") -> Ids:
     """Return ``values`` as a one-dimensional int64 array, or say that ``field`` is something else."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise BadInputError(
-            f"{field}: must be a one-dimensional array of integers, not {array.dtype} of shape {array.shape}"
+            f"{field}: must be a one-dimensional array of integers, not {array.dtype} of shape {array.shape}: {remedy}"
         )
     return array.astype(np.int64, copy=False)
 

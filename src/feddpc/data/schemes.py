@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddpc.checks import check_int, check_positive
-from feddpc.data.partition import Ids, Partition
+from feddpc.data.partition import Ids, Partition, integers
 from feddpc.errors import BadInputError
 from feddpc.registry import Registry
 from feddpc.rng import generator
@@ -183,10 +183,9 @@ def iid(samples: int, clients: int, seed: int) -> Split:
     return generator(seed, "partition").permutation(samples), _even(samples, clients)
 
 
-def natural(client_ids: npt.NDArray[Any]) -> Split:
+def natural(client_ids: npt.NDArray[Any]) -> Partition:
     """Give each client the samples that carry its id; clients are in the order of their sorted ids."""
-    _, owner, sizes = np.unique(client_ids, return_inverse=True, return_counts=True)
-    return np.argsort(owner, kind="stable"), sizes
+    return Partition.from_owners(client_ids)
 
 
 def _by_class(labels: Ids) -> list[Ids]:
@@ -264,7 +263,14 @@ def make(
     [[2, 0], [0, 2]]
     """
     parameters = inspect.signature(PARTITIONS.builder(name, options)).parameters
-    y = class_labels(name, labels) if name in _BY_CLASS else np.asarray(labels)
+    y = np.asarray(labels)
+    if name in _BY_CLASS:
+        y = integers(
+            "labels",
+            y,
+            f"partition = {name!r} divides the samples of each class; for other targets, use partition = 'iid', "
+            "'quantity' or 'natural'",
+        )
     if clients is not None and check_int("clients", clients, 1) > len(y):
         raise BadInputError(f"clients = {clients}, but there are only {len(y)} samples: use at most {len(y)} clients")
     if "client_ids" in parameters:
@@ -290,17 +296,6 @@ def make(
             f"{clients} clients"
         )
     return dealt
-
-
-def class_labels(name: str, targets: npt.ArrayLike) -> Ids:
-    """Return ``targets`` if they are class numbers; else say which partitions work for them."""
-    y = np.asarray(targets)
-    if y.ndim != 1 or (y.size and not np.issubdtype(y.dtype, np.integer)):
-        raise BadInputError(
-            f"partition = {name!r} divides the samples of each class and needs class numbers as labels, not targets of "
-            f"type {y.dtype} and shape {y.shape}: use partition = 'iid', 'quantity' or 'natural'"
-        )
-    return y.astype(np.int64, copy=False)
 
 
 def summary(partition: Partition, labels: npt.ArrayLike, classes: int) -> dict[str, float]:

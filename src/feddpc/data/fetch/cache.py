@@ -18,8 +18,7 @@ from feddpc.data.array_checks import Array
 from feddpc.data.dataset import FIELDS, Dataset, md5
 from feddpc.data.specs import Spec
 from feddpc.errors import DataError
-from feddpc.storage import sync_file
-from feddpc.storage import sync_folder_now as sync_folder
+from feddpc.storage import sync_file, sync_folder
 
 FORMAT = 2
 _JSON = "dataset.json"
