@@ -12,7 +12,7 @@ import feddpc
 from feddpc import config, methods, models
 from feddpc.api import REGISTRIES
 from feddpc.cli import app
-from feddpc.data import load, partition
+from feddpc.data import load, schemes
 from feddpc.errors import BadInputError, DataError
 from feddpc.registry import Registry, refuse_code
 from feddpc.report import tables
@@ -184,7 +184,7 @@ def test_an_image_that_is_not_square_takes_an_mlp():
 
 def test_registered_things_are_found_by_name():
     def rotated(labels, clients, seed):
-        return partition.make("iid", labels, clients, seed=seed)
+        return schemes.make("iid", labels, clients, seed=seed)
 
     added = [("model", "linear"), ("data", "three"), ("partition", "rotated")]
     x = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from feddpc import config, models, sampling
-from feddpc.data import partition
+from feddpc.data import schemes
 from feddpc.robust import rules
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
@@ -29,7 +29,7 @@ def keys() -> str:
 def options() -> str:
     """Return the table of the options of models, partitions, samplers and robust rules."""
     rows = []
-    for choice, registry in {"model": models, "partition": partition, "participation": sampling, "rule": rules}.items():
+    for choice, registry in {"model": models, "partition": schemes, "participation": sampling, "rule": rules}.items():
         for name in registry.names():
             known: Mapping[str, object] = registry.options(name)
             if known:

@@ -18,8 +18,9 @@ from feddpc import methods
 from feddpc.build import build, with_reserve
 from feddpc.config import Config, code_in
 from feddpc.data import Dataset, load
-from feddpc.data.own import DATA
-from feddpc.data.partition import PARTITIONS, Partition
+from feddpc.data.loading import DATA
+from feddpc.data.partition import Partition
+from feddpc.data.schemes import PARTITIONS
 from feddpc.errors import BadInputError, unknown
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method

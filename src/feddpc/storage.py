@@ -76,22 +76,16 @@ def make_folder(path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Bring a folder's entries to the disk, where the system can, and unless within :func:`without_sync`."""
-    if not _unsynced.get():
-        sync_folder_now(folder)
-
-
-def sync_file(path: Path) -> None:
-    """Bring a file's content to the disk."""
-    with path.open("rb+") as handle:
-        os.fsync(handle.fileno())
-
-
-def sync_folder_now(folder: Path) -> None:
-    """Bring a folder's entries to the disk, where the system can."""
-    if os.name != "posix":
+    if _unsynced.get() or os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    """Bring a file's content to the disk."""
+    with path.open("rb+") as handle:
+        os.fsync(handle.fileno())

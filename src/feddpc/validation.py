@@ -16,9 +16,13 @@ from feddpc.tasks.classification import Classification, tensors
 
 
 def held_counts(share: float, data: Dataset, reserve: Ids) -> Ids:
-    """Return how many samples of each class are held out: ``share`` of it, of those that are not in ``reserve``."""
-    there = np.bincount(data.y_train, minlength=data.classes)
-    free = there - np.bincount(data.y_train[reserve], minlength=data.classes)
+    """Return how many samples of each class are held out: ``share`` of it, of those that are not in ``reserve``.
+
+    Targets that are not classes form one group.
+    """
+    groups = data.classes if data.target == "classes" else 1
+    there = np.bincount(data.strata, minlength=groups)
+    free = there - np.bincount(data.strata[reserve], minlength=groups)
     counts: Ids = np.rint(share * there).astype(np.int64)
     if share and not counts.any():
         raise BadInputError(f"validation = {share} of {len(data.y_train)} samples is less than one of any class")
@@ -38,7 +42,7 @@ def held_out(share: float, data: Dataset, reserve: Ids, seed: int) -> Ids:
     if share == 0:
         return np.zeros(0, np.int64)
     rng, free = generator(seed, "validation"), np.setdiff1d(np.arange(len(data.y_train)), reserve)
-    labels = data.y_train[free]
+    labels = data.strata[free]
     return np.concatenate([rng.permutation(free[labels == c])[:count] for c, count in enumerate(counts)])
 
 

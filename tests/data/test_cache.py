@@ -11,7 +11,6 @@ from feddpc import data
 from feddpc.data import fetch
 from feddpc.data.dataset import FIELDS
 from feddpc.data.fetch import cache as cache_files
-from feddpc.data.fetch import routes
 from feddpc.data.specs import SPECS, Archive
 from feddpc.errors import DataError
 
@@ -119,7 +118,7 @@ def test_damage_is_seen_on_load_with_its_remedy(cached, damage):
 @pytest.mark.parametrize("damage", [lambda f: (f / "y_test.npy").unlink(), lambda f: _set_format(f, 1)])
 def test_get_fetches_a_damaged_or_old_copy_again(cached, register, monkeypatch, damage):
     made, folder = cached
-    monkeypatch.setitem(routes.ROUTES, "official", lambda spec, root: made)
+    monkeypatch.setitem(fetch.ROUTES, "official", lambda spec, root: made)
     register(replace(SPECS["cifar10"], archives=(Archive("a", "b", "c"),)))
     assert fetch.get("cifar10").source == "cached"
     damage(folder)

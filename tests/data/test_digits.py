@@ -1,5 +1,5 @@
 import numpy as np
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_diabetes, load_digits
 
 from feddpc import data
 
@@ -40,3 +40,18 @@ def test_the_split_is_random_not_the_head_of_each_class():
     test = {image.tobytes() for image in d.x_test}
     marked = [image.tobytes() in test for image in zeros]
     assert not all(marked[: sum(marked)])
+
+
+def test_diabetes_is_standardized_with_training_statistics():
+    d, raw = data.load("diabetes"), load_diabetes(scaled=False)
+    assert (d.target, d.classes, d.sample_shape, len(d.x_train), len(d.x_test)) == ("floats", 1, (10,), 354, 88)
+    for train, test, whole in ((d.x_train, d.x_test, raw.data), (d.y_train, d.y_test, raw.target)):
+        np.testing.assert_allclose(train.mean(0, dtype=np.float64), 0, atol=1e-6)
+        np.testing.assert_allclose(train.std(0, dtype=np.float64), 1, atol=1e-5)
+        ours, theirs = np.sort(np.concatenate([train, test]), axis=0), np.sort(whole, axis=0)
+        affine = (theirs - theirs[0]) / (theirs[-1] - theirs[0])
+        np.testing.assert_allclose((ours - ours[0]) / (ours[-1] - ours[0]), affine, atol=1e-5)
+
+
+def test_the_split_of_diabetes_never_changes():
+    assert data.load("diabetes").digest == data.load("diabetes").digest

@@ -11,7 +11,7 @@ from PIL import Image
 from feddpc import data
 from feddpc.data import fetch
 from feddpc.data.dataset import FIELDS
-from feddpc.data.fetch import idx, routes
+from feddpc.data.fetch import idx
 from feddpc.data.specs import SPECS, Archive
 from feddpc.errors import DataError
 
@@ -62,7 +62,7 @@ def test_the_wrong_cifar_says_what_it_lacks(tmp_path, small, register, cifar_fil
     _, hundred = small("cifar100")
     path = write["tar"](cifar_files(hundred, "binary"), tmp_path / "c.tar.gz")
     with pytest.raises(DataError, match="is not cifar10: it lacks data_batch_1"):
-        routes.from_path(spec, path)
+        fetch.from_path(spec, path)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_two_copies_in_one_folder_are_ambiguous(tmp_path, small, cifar_files, wr
     files = cifar_files(made, "binary")
     write["folder"](files | {f"copy/{name.split('/')[1]}": content for name, content in files.items()}, tmp_path / "f")
     with pytest.raises(DataError, match="same file more than once"):
-        routes.from_path(spec, tmp_path / "f")
+        fetch.from_path(spec, tmp_path / "f")
 
 
 @pytest.mark.parametrize("form", ["binary", "npm"])
@@ -120,7 +120,7 @@ def test_swapped_labels_are_noticed_by_the_class_balance(tmp_path, small, cifar_
     y[0] = (y[0] + 1) % 10
     path = write["folder"](cifar_files(replace(made, y_train=y), "binary"), tmp_path / "f")
     with pytest.raises(DataError, match="train samples of class"):
-        routes.from_path(spec, path)
+        fetch.from_path(spec, path)
 
 
 def test_a_failure_of_a_file_with_an_official_name_tells_its_md5(tmp_path, small):
@@ -128,7 +128,7 @@ def test_a_failure_of_a_file_with_an_official_name_tells_its_md5(tmp_path, small
     spec = replace(spec, archives=(Archive("cifar-10-binary.tar.gz", "c58f", "http://example.org"),))
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"not an archive")
     with pytest.raises(DataError, match=r"md5 of .*cifar-10-binary\.tar\.gz is [0-9a-f]{32}, .* official .* c58f"):
-        routes.from_path(spec, tmp_path / "cifar-10-binary.tar.gz")
+        fetch.from_path(spec, tmp_path / "cifar-10-binary.tar.gz")
 
 
 @pytest.mark.parametrize("name", ["../data_batch_1", "/etc/data_batch_1", "a/../../data_batch_1", "C:\\data_batch_1"])
@@ -137,7 +137,7 @@ def test_members_that_point_outside_are_refused(tmp_path, small, cifar_files, wr
     spec, made = small("cifar10")
     path = write[container](cifar_files(made, "binary") | {name: b"evil"}, tmp_path / "a")
     with pytest.raises(DataError, match="points outside the archive"):
-        routes.from_path(spec, path)
+        fetch.from_path(spec, path)
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
@@ -148,7 +148,7 @@ def test_links_are_refused(tmp_path, small, kind):
         link.type, link.linkname = kind, "/etc/passwd"
         archive.addfile(link)
     with pytest.raises(DataError, match="is a link"):
-        routes.from_path(spec, tmp_path / "a.tar")
+        fetch.from_path(spec, tmp_path / "a.tar")
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -169,7 +169,7 @@ def test_a_missing_idx_file_is_named(tmp_path, small, idx_files, write):
     folder = write["folder"](idx_files(made), tmp_path / "idx")
     (folder / "t10k-images-idx3-ubyte.gz").unlink()
     with pytest.raises(DataError, match="lacks the IDX files t10k-images"):
-        routes.from_path(spec, folder)
+        fetch.from_path(spec, folder)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_an_incomplete_tiny_imagenet_says_what_is_wrong(tmp_path, tiny_files, wr
     files = tiny_files(3)
     change(files)
     with pytest.raises(DataError, match=message):
-        routes.from_path(tiny_spec(3), write["zip"](files, tmp_path / "t.zip"))
+        fetch.from_path(tiny_spec(3), write["zip"](files, tmp_path / "t.zip"))
 
 
 def folder_files(channels=3, side=6):

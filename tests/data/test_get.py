@@ -17,7 +17,7 @@ from PIL import Image
 from feddpc import data
 from feddpc.data import fetch
 from feddpc.data.fetch import download as downloads
-from feddpc.data.fetch import npm_cifar10, routes
+from feddpc.data.fetch import npm_cifar10
 from feddpc.data.specs import SPECS, Hub
 from feddpc.errors import BadInputError, DataError
 
@@ -172,7 +172,7 @@ def test_four_files_make_one_data_set(tmp_path, small, register, idx_files, monk
         (folder / archive.file).write_bytes(files[archive.file])
         return folder / archive.file
 
-    monkeypatch.setattr(routes, "download", fake)
+    monkeypatch.setattr(downloads, "download", fake)
     assert fetch.get("fashion-mnist").source == "official"
     np.testing.assert_array_equal(data.load("fashion-mnist").x_train, made.x_train)
 

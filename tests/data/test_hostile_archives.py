@@ -13,9 +13,10 @@ import zlib
 import numpy as np
 import pytest
 
-from feddpc.data import npz
-from feddpc.data.fetch import idx, images, routes
+from feddpc.data import fetch
+from feddpc.data.fetch import idx, images
 from feddpc.data.fetch.archive import list_files, read_files
+from feddpc.data.untrusted import read_npz
 from feddpc.errors import DataError
 
 OUTSIDE = ["../x", "a/../../x", "/etc/x", "\\x", "..\\x", "C:\\x", "C:x"]
@@ -38,7 +39,7 @@ def little_memory():
 def readers(small):
     """What reads archives: each as a function of the path."""
     specs = {name: small(name)[0] for name in ("cifar10", "fashion-mnist", "tiny-imagenet")}
-    known = {name: lambda path, spec=spec: routes.from_path(spec, path) for name, spec in specs.items()}
+    known = {name: lambda path, spec=spec: fetch.from_path(spec, path) for name, spec in specs.items()}
     return known | {"images": images.decode, "any": lambda path: list_files(path)}
 
 
@@ -172,7 +173,7 @@ def test_an_npz_that_is_far_larger_than_itself(tmp_path):
                 for _ in range(4):
                     rest.write(ZEROS)
     with pytest.raises(DataError, match="unpacks to more than"):
-        npz.decode(tmp_path / "a.npz")
+        read_npz(tmp_path / "a.npz")
 
 
 def test_an_npz_whose_header_promises_a_terabyte(tmp_path):
@@ -182,7 +183,7 @@ def test_an_npz_whose_header_promises_a_terabyte(tmp_path):
         for name in ("x_train", "y_train", "x_test", "y_test"):
             archive.writestr(f"{name}.npy", array.getvalue())
     with pytest.raises(DataError, match="its header claims"):
-        npz.decode(tmp_path / "a.npz")
+        read_npz(tmp_path / "a.npz")
 
 
 def _png(width, height, rows):

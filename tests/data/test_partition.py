@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddpc.data import partition
-from feddpc.data.partition import Partition, make, resolve_min_size, summary
+from feddpc.data import schemes
+from feddpc.data.partition import Partition
+from feddpc.data.schemes import make, resolve_min_size, summary
 from feddpc.errors import BadInputError
 
 # classes, samples per class, alpha; sizes of clients 0..7; min, max, std; classes per client; steps at batch 256; hash
@@ -87,7 +88,7 @@ def test_alpha_must_be_finite_and_positive(name, alpha):
         make(name, np.arange(100) % 5, 4, seed=0, alpha=alpha)
 
 
-@pytest.mark.parametrize("name", partition.names())
+@pytest.mark.parametrize("name", schemes.names())
 @given(
     labels=st.lists(st.integers(0, 6), min_size=1, max_size=120),
     clients=st.integers(1, 40),
@@ -98,7 +99,7 @@ def test_alpha_must_be_finite_and_positive(name, alpha):
 )
 @settings(max_examples=40, deadline=None)
 def test_any_request_ends_in_a_partition_or_an_error(name, labels, clients, seed, extra):
-    options = {k: v for k, v in extra.items() if k in partition.options(name)}
+    options = {k: v for k, v in extra.items() if k in schemes.options(name)}
     try:
         p = make(name, labels, clients, seed=seed, **options)
     except BadInputError:
@@ -118,7 +119,7 @@ def test_any_request_ends_in_a_partition_or_an_error(name, labels, clients, seed
 @given(samples=st.integers(1, 80), clients=st.integers(1, 80), alpha=st.floats(5e-324, 1e308), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_possible_requests_succeed(name, samples, clients, alpha, seed):
-    options = {"alpha": alpha} if "alpha" in partition.options(name) else {}
+    options = {"alpha": alpha} if "alpha" in schemes.options(name) else {}
     options |= {"shards": 1} if name == "shards" else {}
     labels = np.arange(samples) % 7
     if clients > samples:
@@ -128,7 +129,7 @@ def test_possible_requests_succeed(name, samples, clients, alpha, seed):
         assert_partition(make(name, labels, clients, seed=seed, **options), samples)
 
 
-@pytest.mark.parametrize("name", partition.names())
+@pytest.mark.parametrize("name", sorted(set(schemes.names()) - {"natural"}))
 def test_seeds_differ(name):
     labels = np.arange(600) % 10
     assert not np.array_equal(make(name, labels, 5, seed=0).order, make(name, labels, 5, seed=1).order)
@@ -195,7 +196,7 @@ def test_bad_requests_are_named(name, options, message):
 
 def test_bad_labels_clients_and_seeds_are_named():
     with pytest.raises(BadInputError, match="labels"):
-        make("iid", [0.5, 1.0], 1, seed=0)
+        make("dirichlet", [0.5, 1.0], 1, seed=0)
     with pytest.raises(BadInputError, match="clients = 0"):
         make("iid", [0, 1], 0, seed=0)
     with pytest.raises(BadInputError, match="only 0 samples"):
@@ -254,3 +255,41 @@ def assert_partition(p, samples):
     assert np.array_equal(np.sort(p.order), np.arange(samples))
     assert p.sizes.min() >= 1
     p.check(samples)
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "dirichlet-equal", "shards"])
+@pytest.mark.parametrize("targets", [np.zeros(6, np.float32), np.zeros((6, 3), np.int64)])
+def test_schemes_by_class_refuse_other_targets_and_name_those_that_work(name, targets):
+    with pytest.raises(BadInputError, match=rf"partition = '{name}'.*'iid', 'quantity' or 'natural'"):
+        make(name, targets, 2, seed=0)
+
+
+@pytest.mark.parametrize("name", ["iid", "quantity"])
+@pytest.mark.parametrize("targets", [np.zeros(6, np.float32), np.zeros((6, 3), np.int64)])
+def test_schemes_without_classes_only_count_the_targets(name, targets):
+    p = make(name, targets, 2, seed=0)
+    assert_partition(p, 6)
+    assert np.array_equal(p.order, make(name, np.zeros(6, np.int64), 2, seed=0).order)
+    assert summary(p, targets, 3).keys() == {"clients", "samples", "min_size", "median_size", "max_size", "std_size"}
+
+
+@pytest.mark.parametrize(("ids", "lists"), [([7, 2, 7, 2, 10], [[1, 3], [0, 2], [4]]), (list("bab"), [[1], [0, 2]])])
+def test_natural_deals_by_sorted_ids_and_sets_the_number_of_clients(ids, lists):
+    p = make("natural", np.zeros(len(ids)), None, seed=0, client_ids=ids)
+    assert [mine.tolist() for mine in p] == lists
+
+
+def test_natural_needs_ids_that_fit_samples_and_clients():
+    with pytest.raises(BadInputError, match=r"client_ids.*partition = 'iid'"):
+        make("natural", [0, 1], None, seed=0)
+    with pytest.raises(BadInputError, match=r"client_ids has 3 ids for 2 samples"):
+        make("natural", [0, 1], None, seed=0, client_ids=[1, 2, 3])
+    with pytest.raises(BadInputError, match="returned 2 clients"):
+        make("natural", [0, 1, 1], 3, seed=0, client_ids=[1, 2, 1])
+    with pytest.raises(BadInputError, match="give clients"):
+        make("iid", [0, 1], None, seed=0)
+
+
+def test_partitions_of_ones_own_get_client_ids(monkeypatch):
+    monkeypatch.setitem(schemes.PARTITIONS.entries, "pairs", lambda client_ids: [[0], [1, 2]])
+    assert len(make("pairs", [0, 1, 1], None, seed=0, client_ids=[1, 2, 1])) == 2

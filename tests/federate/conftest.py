@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from feddpc.federate import scaffold
+from feddpc.federate import app_template
 from feddpc.federate.processes import marked
 
 
 @pytest.fixture
 def app(tmp_path):
     """The app that `feddpc federate init` writes."""
-    scaffold.write(tmp_path / "app")
+    app_template.write(tmp_path / "app")
     return tmp_path / "app"
 
 

@@ -14,11 +14,12 @@ from safetensors.torch import save
 
 from feddpc import methods
 from feddpc.config import Config, parse_set, read_toml
-from feddpc.data import npz
+from feddpc.data import readers
 from feddpc.data.fetch import cache as data_cache
-from feddpc.data.fetch import cifar, idx, images, npm_cifar10, tiny_imagenet
+from feddpc.data.fetch import cifar, idx, images, npm_cifar10, shakespeare, tiny_imagenet
 from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.specs import SPECS
+from feddpc.data.untrusted import read_npz
 from feddpc.errors import FeddpcError
 from feddpc.federate import keys
 from feddpc.paper import records, tuned
@@ -71,7 +72,26 @@ def archive(content: bytes) -> None:
 
 @target
 def npz_file(content: bytes) -> None:
-    npz.decode(file("data.npz", content))
+    read_npz(file("data.npz", content))
+
+
+@target
+def leaf_json(content: bytes) -> None:
+    """A file of LEAF in the place of both parts."""
+    for part in ("train", "test"):
+        (FOLDER / "leaf" / part).mkdir(parents=True, exist_ok=True)
+        file("all.json", content, FOLDER / "leaf" / part)
+    readers.read_leaf(FOLDER / "leaf")
+
+
+@target
+def csv_table(content: bytes) -> None:
+    readers.read_table(file("table.csv", content), target="y", test=0.5)
+
+
+@target
+def play_text(content: bytes) -> None:
+    shakespeare.decode(replace(SPECS["shakespeare"], classes=len(set(content))), file("play.txt", content))
 
 
 @target

@@ -102,6 +102,12 @@ def seeds() -> dict[str, list[bytes]]:
         "tiny_imagenet_zip": [_tiny()],
         "archive": [_zip({"a/b": b"c"}), _tar({"a/b": b"c", "x" * 120: b"d"})],
         "npz_file": [_npz()],
+        "leaf_json": [
+            b'{"users": ["u"], "num_samples": [2], "user_data": {"u": {"x": [[0.5], [1.0]], "y": [0, 1]}}}',
+            b'{"users": ["u"], "num_samples": [1], "user_data": {"u": {"x": ["abc"], "y": ["d"]}}}',
+        ],
+        "csv_table": [b"a,y\n1,0\n2.5,1\n", b"a,b,y\n1,2,cat\n3,4,dog\n"],
+        "play_text": [b"ANN:\n" + b"Hello, hello!\n" * 80],
         "cached": [json.dumps(note).encode() + b"\0" + _npy()],
         "config_toml": [
             b'method = "feddpc"\nrounds = 5\nlr = 0.1\n[hyper]\nlam = 1.0\n[model_options]\nhidden = [8]\n',

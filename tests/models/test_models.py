@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from feddpc import models
+from feddpc.data import Dataset
 from feddpc.errors import BadInputError
 from feddpc.models import LeNet5, ResNet18, check_supported, seeded, to_groupnorm
 
@@ -246,3 +247,18 @@ def test_other_convolutions_are_not_made_of_blocks(arguments, size):
     from feddpc.models.resnet import Halving
 
     assert not Halving(*arguments).fits(torch.zeros(1, arguments[0], size, size))
+
+
+def test_tokens_have_no_default_model():
+    x, y = np.array([[1, 2], [3, 4]]), [0, 1]
+    with pytest.raises(BadInputError, match="tokens"):
+        models.default_name(Dataset.from_arrays(x, y, x, y))
+
+
+def test_bytes_that_are_no_images_take_the_mlp():
+    x, y = np.zeros((2, 25), np.uint8), [0.5, 1.5]
+    data = Dataset.from_arrays(x, y, x, y)
+    assert models.default_name(data) == "mlp"
+    assert models.make_for(data, "mlp", {}, 0)(torch.zeros(3, 25)).shape == (3, 1)
+    with pytest.raises(BadInputError, match="square images"):
+        models.make_for(data, "cnn", {}, 0)

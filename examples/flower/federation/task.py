@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from feddpc.data import load
-from feddpc.data.partition import make
+from feddpc.data.schemes import make
 
 CLASSES = 10
 

@@ -119,8 +119,7 @@ def partition(
     """Split the data among clients, print a summary and draw a picture of clients by classes."""
     from feddpc.build import partition_options
     from feddpc.config import Config
-    from feddpc.data import load
-    from feddpc.data import partition as partitions
+    from feddpc.data import load, schemes
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
 
@@ -129,8 +128,8 @@ def partition(
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data)
     options = partition_options(wanted, len(source.y_train))
-    split = partitions.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
-    summary = partitions.summary(split, source.y_train, source.classes)
+    split = schemes.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
+    summary = schemes.summary(split, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = (
         f"{short_name(wanted.data)}: {short_name(wanted.partition)}"

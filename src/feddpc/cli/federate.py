@@ -67,9 +67,9 @@ def demo(
 @app.command(cls=Command)
 def init(folder: Annotated[Path, typer.Argument(help="A new folder; it gives the app its name.")]) -> None:
     """Write a complete Flower app for your own model and data."""
-    from feddpc.federate import scaffold
+    from feddpc.federate import app_template
 
-    for path in scaffold.write(folder):
+    for path in app_template.write(folder):
         typer.echo(path)
     typer.echo(f"try it: feddpc federate demo --app {folder} --tls; change federation/task.py; README.md says the rest")
 

@@ -1,54 +1,101 @@
-"""Load a data set by its name, or from an ``.npz`` file or a folder of images."""
+"""Load a data set by its name, from a file or folder, or from a function of the user's own."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
+from typing import Any
 
-from feddpc.data import digits, npz, own
+from feddpc.data import embedded
 from feddpc.data.dataset import Dataset
 from feddpc.data.specs import SPECS
-from feddpc.errors import DataError, unknown
+from feddpc.data.untrusted import read_npz
+from feddpc.errors import BadInputError, DataError, unknown
+from feddpc.registry import Registry, is_code, short_name
+
+#: Functions of the user's own that return a data set.
+DATA: Registry[Any] = Registry("data set", {}, accepts=inspect.isfunction)
 
 
 def names() -> tuple[str, ...]:
     """Return the names of the known data sets.
 
     >>> names()
-    ('digits', 'fashion-mnist', 'cifar10', 'cifar100', 'tiny-imagenet')
+    ('digits', 'diabetes', 'fashion-mnist', 'cifar10', 'cifar100', 'tiny-imagenet', 'shakespeare')
     """
     return tuple(SPECS)
 
 
-def load(name_or_path: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
-    """Return a data set by name, or from the path of an ``.npz`` or of a folder or zip of images.
+def is_own(name: str) -> bool:
+    """Say whether ``name`` is a registered data set or one in a Python file."""
+    return name in DATA.entries or is_code(name)
 
-    A function of your own can be registered, or named as ``FILE.py:FUNCTION``. A known name always means the known
-    data set, even where a file has the same name: write ``./digits`` for the file.
+
+def load(
+    name_or_path: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None, **options: Any
+) -> Dataset:
+    """Return a data set by name, or from a path.
+
+    A path is an ``.npz`` file, a folder or zip of images, a folder of LEAF's JSON files, or a table (``.csv`` or
+    ``.parquet``), for which ``options`` are those of :func:`feddpc.data.readers.read_table`, ``target`` at least. A
+    function of your own can be registered, or named as ``FILE.py:FUNCTION``; ``options`` are its arguments. A known
+    name always means the known data set, even where a file has the same name: write ``./digits`` for the file.
 
     >>> load("digits")
     Dataset('digits', 10 classes, sample 8x8x1 uint8, 1438 train, 359 test)
     """
     text = os.fspath(name_or_path)
-    if text == "digits":
-        return SPECS[text].verify(digits.decode(SPECS[text]))
-    if text in SPECS:
-        from feddpc.data.fetch import cache as cache_files
-
-        root, command = cache_files.cache_root(cache), SPECS[text].command
-        if cache_files.is_cached(text, root):
-            return cache_files.read(SPECS[text], root)
-        raise DataError(
-            f"{text} is not in the cache ({root}): run `{command}`, or `{command} --from FILE_OR_FOLDER` if you have "
-            "a copy"
-        )
-    if own.is_own(text):
-        return own.load_own(text)
     path = Path(text).expanduser()
-    if path.exists():
-        from feddpc.data.fetch import images
+    if text not in SPECS and is_own(text):
+        return _load_own(text, options)
+    if path.suffix in (".csv", ".parquet") and path.exists():
+        from feddpc.data.readers import read_table
 
-        return npz.decode(path) if path.suffix == ".npz" else images.decode(path)
+        return read_table(path, **options)
+    if options:
+        raise BadInputError(f"data set {text!r} has no options, but {', '.join(options)} was given: leave it out")
+    if text in SPECS:
+        return _load_known(text, cache)
+    if path.exists():
+        return _load_path(path)
     if isinstance(name_or_path, Path) or os.sep in text or path.suffix:
         raise DataError(f"{text} does not exist: give a file, a folder or one of {', '.join(SPECS)}")
     raise unknown("data set", text, SPECS)
+
+
+def _load_known(name: str, cache: str | os.PathLike[str] | None) -> Dataset:
+    spec = SPECS[name]
+    if spec.embedded:
+        return embedded.decode(spec)
+    from feddpc.data.fetch import cache as cache_files
+
+    root = cache_files.cache_root(cache)
+    if cache_files.is_cached(name, root):
+        return cache_files.read(spec, root)
+    raise DataError(
+        f"{name} is not in the cache ({root}): run `{spec.command}`, or `{spec.command} --from FILE_OR_FOLDER` if you "
+        "have a copy"
+    )
+
+
+def _load_path(path: Path) -> Dataset:
+    if path.suffix == ".npz":
+        return read_npz(path)
+    if any(path.glob("train/*.json")):
+        from feddpc.data.readers import read_leaf
+
+        return read_leaf(path)
+    from feddpc.data.fetch import images
+
+    return images.decode(path)
+
+
+def _load_own(name: str, options: dict[str, Any]) -> Dataset:
+    """Call the user's function, which returns a :class:`Dataset` or (x_train, y_train, x_test, y_test)."""
+    made = DATA.build(name, {}, options)
+    if isinstance(made, Dataset):
+        return made
+    if not isinstance(made, tuple | list) or len(made) != 4:
+        raise DataError(f"data set {name!r} must return a Dataset or (x_train, y_train, x_test, y_test)")
+    return Dataset.from_arrays(*made, name=short_name(name))

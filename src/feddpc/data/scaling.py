@@ -37,12 +37,17 @@ class Scaler:
         return Scaler((mean.to(device, dtype), deviation.to(device, dtype)), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Scale images ``[..., channels, height, width]`` (or any tensor, if there is nothing to scale)."""
-        x = x.to(self.dtype)
+        """Scale images ``[..., channels, height, width]``; other numbers only change their type, and tokens nothing."""
         if self.terms is None:
-            return x
+            is_tokens = not x.is_floating_point() and x.element_size() > 1
+            return x if is_tokens else x.to(self.dtype)
         mean, deviation = self.terms
-        return (x - mean).div_(deviation)
+        return (x.to(self.dtype) - mean).div_(deviation)
+
+
+def default_scaling(data: Dataset) -> str:
+    """Return the scaling to use for ``data`` when none is named: only images are scaled."""
+    return "half" if data.is_image else "none"
 
 
 def make_scaler(name: str, data: Dataset) -> Scaler:
@@ -56,9 +61,10 @@ def make_scaler(name: str, data: Dataset) -> Scaler:
         raise unknown("scaling", name, SCALINGS)
     if name == "none":
         return Scaler(None, torch.float32)
-    if data.x_train.dtype != np.uint8:
+    if not data.is_image:
         raise BadInputError(
-            f"scaling {name!r} is for uint8 images, but {data.name} holds {data.x_train.dtype}: use 'none'"
+            f"scaling {name!r} is for uint8 images, but {data.name} holds {data.x_train.dtype} of shape "
+            f"{data.sample_shape}: use 'none'"
         )
     channels = data.x_train.shape[-1]
     mean, deviation = np.zeros(channels), np.full(channels, 255.0)

@@ -1,19 +1,36 @@
-"""Partition schemes: how to divide labeled samples among clients; `feddpc.data.partition.make` chooses one by name.
+"""Partition schemes: how to divide samples among clients, and a summary of how uneven the result is.
 
-Every scheme is a function ``(labels, clients, seed, *, options)`` that returns ``(order, sizes)``: the sample indices
-of all clients in order, and the number of samples per client. Every scheme uses every sample exactly once.
+| name | what differs between clients |
+|---|---|
+| ``dirichlet`` | labels and sizes; Yurochkin et al. 2019, used in the paper |
+| ``dirichlet-equal`` | labels only; a class prior per client, as in FedDyn |
+| ``shards`` | labels only; a few pieces of the sorted data per client, McMahan et al. 2017 |
+| ``quantity`` | sizes only |
+| ``iid`` | nothing |
+| ``natural`` | what differs in the data themselves: one client per id in ``Dataset.client_ids`` |
+
+A scheme is a function that gets what it names of ``labels`` (the targets), ``samples`` (their number), ``clients``,
+``seed`` and ``client_ids``. Its other parameters are options. It returns ``(order, sizes)``: the sample indices of all
+clients in order, and the number of samples per client. Every scheme here uses every sample exactly once. A function of
+the user's own, registered or named as ``FILE.py:FUNCTION``, may also return a list with the sample indices of each
+client, or a :class:`Partition`.
 """
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feddpc.checks import check_int, check_positive
+from feddpc.data.partition import Ids, Partition, integers
 from feddpc.errors import BadInputError
+from feddpc.registry import Registry
 from feddpc.rng import generator
 
-Ids = npt.NDArray[np.int64]
 Split = tuple[Ids, Ids]
 
 # Shares are ratios of gamma variables, whose sum overflows far above this alpha. At this alpha all shares are equal.
@@ -144,26 +161,31 @@ def shards(labels: Ids, clients: int, seed: int, *, shards: int = 2) -> Split:
     return order, lengths[dealt].reshape(clients, per_client).sum(1)
 
 
-def quantity(labels: Ids, clients: int, seed: int, *, alpha: float = 0.5, min_size: int | None = None) -> Split:
+def quantity(samples: int, clients: int, seed: int, *, alpha: float = 0.5, min_size: int | None = None) -> Split:
     """Give clients very different amounts of similar data: sizes from Dir(alpha), labels at random.
 
     Every client first gets ``min_size`` samples, and Dirichlet shares divide the rest. So no draw fails, unlike drawing
     again until all clients are large enough.
     """
-    least = resolve_min_size(len(labels), clients, min_size)
+    least = resolve_min_size(samples, clients, min_size)
     rng = generator(seed, "partition")
     p = _dirichlet_rows(rng, check_positive("alpha", alpha), 1, clients)[0]
-    rest = len(labels) - clients * least
+    rest = samples - clients * least
     exact = p * rest
     sizes = exact.astype(np.int64)
     # Rounding down leaves less than one sample per client; the clients with the largest fractions get them.
     sizes[np.argsort(sizes - exact, kind="stable")[: rest - sizes.sum()]] += 1
-    return rng.permutation(len(labels)), sizes + least
+    return rng.permutation(samples), sizes + least
 
 
-def iid(labels: Ids, clients: int, seed: int) -> Split:
+def iid(samples: int, clients: int, seed: int) -> Split:
     """Shuffle and split evenly; the first clients get one more sample each if there is a remainder."""
-    return generator(seed, "partition").permutation(len(labels)), _even(len(labels), clients)
+    return generator(seed, "partition").permutation(samples), _even(samples, clients)
+
+
+def natural(client_ids: npt.NDArray[Any]) -> Partition:
+    """Give each client the samples that carry its id; clients are in the order of their sorted ids."""
+    return Partition.from_owners(client_ids)
 
 
 def _by_class(labels: Ids) -> list[Ids]:
@@ -184,3 +206,118 @@ def _dirichlet_rows(rng: np.random.Generator, alpha: float, rows: int, columns: 
     p[lost] = 0.0
     p[lost, rng.integers(columns, size=len(lost))] = 1.0
     return p
+
+
+PARTITIONS: Registry[Any] = Registry(
+    "partition",
+    {
+        "dirichlet": dirichlet,
+        "dirichlet-equal": dirichlet_equal,
+        "shards": shards,
+        "quantity": quantity,
+        "iid": iid,
+        "natural": natural,
+    },
+    arguments=("labels", "samples", "clients", "seed", "client_ids"),
+    accepts=inspect.isfunction,
+)
+#: Schemes that divide the samples of each class.
+_BY_CLASS = ("dirichlet", "dirichlet-equal", "shards")
+
+
+def names() -> list[str]:
+    """Return the names of the schemes."""
+    return PARTITIONS.names()
+
+
+def options(name: str) -> dict[str, object]:
+    """Return the options of a scheme with their defaults.
+
+    >>> options("dirichlet")
+    {'alpha': 0.2, 'min_size': None}
+    """
+    return PARTITIONS.options(name)
+
+
+def make(
+    name: str,
+    labels: npt.ArrayLike,
+    clients: int | None,
+    *,
+    seed: int,
+    client_ids: npt.ArrayLike | None = None,
+    **options: object,
+) -> Partition:
+    """Divide samples with these labels among ``clients`` clients. Each sample goes to one client, and none is empty.
+
+    Args:
+        name: one of `names()`.
+        labels: the target of each sample. Schemes that divide the samples of each class need class numbers; the others
+            only count the targets.
+        clients: the number of clients; None lets the scheme decide, as "natural" does.
+        seed: equal seeds give equal partitions.
+        client_ids: the id of each sample's owner, which "natural" needs.
+        options: options of the scheme, see `options`.
+
+    >>> make("shards", [0, 1, 0, 1], clients=2, seed=0, shards=1).counts([0, 1, 0, 1], 2).tolist()
+    [[2, 0], [0, 2]]
+    """
+    parameters = inspect.signature(PARTITIONS.builder(name, options)).parameters
+    y = np.asarray(labels)
+    if name in _BY_CLASS:
+        y = integers(
+            "labels",
+            y,
+            f"partition = {name!r} divides the samples of each class; for other targets, use partition = 'iid', "
+            "'quantity' or 'natural'",
+        )
+    if clients is not None and check_int("clients", clients, 1) > len(y):
+        raise BadInputError(f"clients = {clients}, but there are only {len(y)} samples: use at most {len(y)} clients")
+    if "client_ids" in parameters:
+        if client_ids is None and parameters["client_ids"].default is inspect.Parameter.empty:
+            raise BadInputError(
+                f"partition = {name!r} needs the client of each sample, but the data have no client_ids: give "
+                "client_ids to the data set, or use partition = 'iid'"
+            )
+        if client_ids is not None and len(ids := np.asarray(client_ids)) != len(y):
+            raise BadInputError(f"client_ids has {len(ids)} ids for {len(y)} samples: give one id per sample")
+    elif clients is None and "clients" in parameters:
+        raise BadInputError(f"partition = {name!r} needs the number of clients: give clients")
+    available = {"labels": y, "samples": len(y), "clients": clients, "seed": seed, "client_ids": client_ids}
+    dealt = PARTITIONS.build(name, available, options)
+    if isinstance(dealt, tuple) and len(dealt) == 2:
+        dealt = Partition.from_sizes(*dealt)
+    elif isinstance(dealt, Sequence):
+        dealt = Partition.from_lists(dealt)
+    if not isinstance(dealt, Partition) or clients not in (None, len(dealt)):
+        what = f"{len(dealt)} clients" if isinstance(dealt, Partition) else f"a {type(dealt).__name__}"
+        raise BadInputError(
+            f"partition {name!r} returned {what}: it must return a list with the sample indices of each of the "
+            f"{clients} clients"
+        )
+    return dealt
+
+
+def summary(partition: Partition, labels: npt.ArrayLike, classes: int) -> dict[str, float]:
+    """Return numbers that describe how uneven a partition is.
+
+    ``mean_label_distance`` is the mean over clients of the total-variation distance between the client's label
+    distribution and that of all the data: 0 for equal, towards 1 for disjoint. Targets that are not class numbers have
+    no label distribution; then only sizes are described.
+    """
+    sizes = partition.sizes
+    about: dict[str, float] = {
+        "clients": len(partition),
+        "samples": int(sizes.sum()),
+        "min_size": int(sizes.min()),
+        "median_size": float(np.median(sizes)),
+        "max_size": int(sizes.max()),
+        "std_size": float(sizes.std()),
+    }
+    y = np.asarray(labels)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        return about
+    counts = partition.counts(y, classes)
+    everyone = np.bincount(y, minlength=classes)
+    gap = np.abs(counts / np.maximum(sizes, 1)[:, None] - everyone / everyone.sum()).sum(1) / 2
+    return about | {"mean_classes": float((counts > 0).sum(1).mean()), "mean_label_distance": float(gap.mean())}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from feddpc.data.dataset import Array, Dataset, md5
+from feddpc.data.array_checks import Array, Target
+from feddpc.data.dataset import Dataset, md5
 from feddpc.errors import DataError, unknown
 
 
@@ -37,65 +38,87 @@ class Spec:
     name: str
     format: str
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: int
     test: int
     class_names: tuple[str, ...] | None = None
+    dtype: str = "uint8"
+    target: Target = "classes"
+    clients: int | None = None
+    """Number of clients, where every training sample has an owner."""
     balanced: bool = True
     archives: tuple[Archive, ...] = ()
     hub: Hub | None = None
     npm: str | None = None
     md5: Mapping[str, str] = field(default_factory=dict)
-    """Checksums of the decoded arrays (uint8, NHWC, official order), by field."""
+    """Checksums of the decoded arrays (images in uint8, NHWC and official order), by field."""
     blocks: tuple[str, ...] = ()
     """Checksums of the official training files in order, for sources that deliver them in another order."""
 
     @property
     def embedded(self) -> bool:
         """Whether the data set comes with the installation."""
-        return self.format == "digits"
+        return self.format == "embedded"
 
     @property
     def command(self) -> str:
         """The command that fetches this data set."""
         return f"feddpc data get {self.name}"
 
-    def dataset(self, x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Dataset:
+    def dataset(
+        self, x_train: Array, y_train: Array, x_test: Array, y_test: Array, client_ids: Array | None = None
+    ) -> Dataset:
         """Build this data set from decoded arrays."""
         return Dataset.from_arrays(
-            x_train, y_train, x_test, y_test, name=self.name, classes=self.classes, class_names=self.class_names
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            name=self.name,
+            classes=self.classes,
+            class_names=self.class_names,
+            target=self.target,
+            client_ids=client_ids,
         )
 
     def verify(self, data: Dataset, *, checksums: bool = True) -> Dataset:
         """Return ``data`` if it has this data set's shapes, class balance and checksums; else raise DataError.
 
-        Without ``checksums`` the images are not read, which makes this cheap enough for every load.
+        Without ``checksums`` the samples are not read, which makes this cheap enough for every load.
         """
         for part, x, y, n in (
             ("train", data.x_train, data.y_train, self.train),
             ("test", data.x_test, data.y_test, self.test),
         ):
-            if x.shape != (n, *self.shape) or x.dtype != np.uint8 or y.shape != (n,):
+            labels = (n, *self.shape) if self.target == "tokens" else (n,)
+            if x.shape != (n, *self.shape) or x.dtype != self.dtype or y.shape != labels:
                 raise DataError(
-                    f"{self.name}: x_{part} is {x.dtype} {x.shape} with labels {y.shape}, but the real one is uint8 "
-                    f"{(n, *self.shape)} with labels {(n,)}: the source is incomplete or another data set"
+                    f"{self.name}: x_{part} is {x.dtype} {x.shape} with labels {y.shape}, but the real one is "
+                    f"{self.dtype} {(n, *self.shape)} with labels {labels}: the source is incomplete or another data "
+                    "set"
                 )
-            counts = np.bincount(y, minlength=self.classes)
-            if len(counts) > self.classes:
-                raise DataError(f"{self.name}: y_{part} has the label {len(counts) - 1}, but there are {self.classes}")
-            if self.balanced and (counts != n // self.classes).any():
-                worst = int(np.argmax(np.abs(counts - n // self.classes)))
-                raise DataError(
-                    f"{self.name}: {counts[worst]} {part} samples of class {worst}, but the real data set has "
-                    f"{n // self.classes}: the labels are damaged; get the source again"
-                )
+            if self.target == "classes":
+                self._verify_balance(part, y)
             expected = self.md5.get(f"x_{part}") if checksums else None
             if expected is not None and (actual := md5(x)) != expected:
                 raise DataError(
                     f"{self.name}: the md5 of x_{part} is {actual}, not {expected}: the source is damaged, reordered "
                     f"or not {self.name}; get it again"
                 )
+        if self.clients is not None and len(data.natural_partition()[0]) != self.clients:
+            raise DataError(f"{self.name}: client_ids names other than the real {self.clients} clients: get it again")
         return data
+
+    def _verify_balance(self, part: str, y: Array) -> None:
+        counts = np.bincount(y, minlength=self.classes)
+        if len(counts) > self.classes:
+            raise DataError(f"{self.name}: y_{part} has the label {len(counts) - 1}, but there are {self.classes}")
+        if self.balanced and (counts != len(y) // self.classes).any():
+            worst = int(np.argmax(np.abs(counts - len(y) // self.classes)))
+            raise DataError(
+                f"{self.name}: {counts[worst]} {part} samples of class {worst}, but the real data set has "
+                f"{len(y) // self.classes}: the labels are damaged; get the source again"
+            )
 
 
 def spec(name: str) -> Spec:
@@ -107,6 +130,7 @@ def spec(name: str) -> Spec:
 
 _KRIZ = "https://www.cs.toronto.edu/~kriz/"
 _ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_KARPATHY = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
 _STANFORD = "http://cs231n.stanford.edu/"
 
 
@@ -135,13 +159,23 @@ SPECS: dict[str, Spec] = {
     for s in (
         Spec(
             name="digits",
-            format="digits",
+            format="embedded",
             classes=10,
             shape=(8, 8, 1),
             train=1438,
             test=359,
             balanced=False,
             class_names=tuple("0123456789"),
+        ),
+        Spec(
+            name="diabetes",
+            format="embedded",
+            classes=1,
+            shape=(10,),
+            train=354,
+            test=88,
+            dtype="float32",
+            target="floats",
         ),
         Spec(
             name="fashion-mnist",
@@ -200,6 +234,19 @@ SPECS: dict[str, Spec] = {
             test=10_000,
             archives=(_archive(_STANFORD, "tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
             hub=Hub("zh-plus/tiny-imagenet", test="valid"),
+        ),
+        Spec(
+            name="shakespeare",
+            format="play",
+            classes=65,
+            shape=(80,),
+            train=9832,
+            test=2507,
+            dtype="int64",
+            target="tokens",
+            clients=141,
+            archives=(_archive(_KARPATHY, "input.txt", "6fb458f1232090904fb40fe944165e91"),),
+            md5={"x_train": "8cd80ee050f212d5cf96750c7fce3cd4", "x_test": "10e94ac1c853ad4a69efa0905170ba54"},
         ),
     )
 }

@@ -27,48 +27,26 @@ def new_key() -> Key:
 
 def authority(key: Key) -> x509.Certificate:
     """Return the certificate of a new authority, which may only sign server certificates."""
-    from cryptography import x509
-
-    name = _name("feddpc authority")
-    built = _builder(name, name, key, AUTHORITY_VALID)
-    built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    return _signed(_usage(built, signs=True), key, key)
+    return _certificate("feddpc authority", key, AUTHORITY_VALID, None, key, ())
 
 
 def server(
     key: Key, hosts: Sequence[str], valid: dt.timedelta, signer: x509.Certificate, signer_key: Key
 ) -> x509.Certificate:
     """Return a certificate for a server with the names and addresses ``hosts``."""
+    return _certificate("feddpc server", key, valid, signer, signer_key, hosts)
+
+
+def _certificate(
+    name: str, key: Key, valid: dt.timedelta, signer: x509.Certificate | None, signer_key: Key, hosts: Sequence[str]
+) -> x509.Certificate:
+    """Return a server's certificate, signed by ``signer``; without one, the certificate of an authority."""
     from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
+    from cryptography.hazmat.primitives.hashes import SHA384
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    built = (
-        _builder(_name("feddpc server"), signer.subject, key, valid)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    )
-    return _signed(_usage(built, signs=False), signer_key, key)
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, key: Key, valid: dt.timedelta) -> x509.CertificateBuilder:
-    from cryptography import x509
-
-    now = dt.datetime.now(dt.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, now + valid) - dt.timedelta(days=1))  # clocks of machines differ
-        .not_valid_after(now + valid)
-    )
-
-
-def _usage(builder: x509.CertificateBuilder, *, signs: bool) -> x509.CertificateBuilder:
-    from cryptography import x509
-
+    signs = signer is None
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = x509.KeyUsage(
         digital_signature=True,
         key_cert_sign=signs,
@@ -80,26 +58,26 @@ def _usage(builder: x509.CertificateBuilder, *, signs: bool) -> x509.Certificate
         encipher_only=False,
         decipher_only=False,
     )
-    return builder.add_extension(usage, critical=True)
-
-
-def _signed(builder: x509.CertificateBuilder, signer: Key, owner: Key) -> x509.Certificate:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.hashes import SHA384
-
-    # Python 3.13 and later require these two.
-    return (
-        builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(owner.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .sign(signer, SHA384())
+    now = dt.datetime.now(dt.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if signer is None else signer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, now + valid) - dt.timedelta(days=1))  # clocks of machines differ
+        .not_valid_after(now + valid)
+        .add_extension(x509.BasicConstraints(ca=signs, path_length=0 if signs else None), critical=True)
+        .add_extension(usage, critical=True)
+        # Python 3.13 and later require these two.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
     )
-
-
-def _name(text: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    if hosts:
+        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+        for extension in (names, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])):
+            builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signer_key, SHA384())
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -12,7 +12,7 @@ from feddpc import methods
 from feddpc.config import Config as Experiment
 from feddpc.config import read_toml
 from feddpc.errors import BadInputError, RunFolderError
-from feddpc.federate import scaffold
+from feddpc.federate import app_template
 from feddpc.federate.deployment import Config, Deployment
 from feddpc.flower import check_flwr
 from feddpc.runs.record import read_records
@@ -67,7 +67,7 @@ class Demo:
             )
         app = self.app or self.folder / "app"
         if self.app is None and not app.exists():
-            scaffold.write(app)
+            app_template.write(app)
         config = {**configuration(app), **overrides, "folder": str(self.run.resolve())}
         if self.nodes is not None:
             config |= {"clients": self.nodes, "cohort": min(config["cohort"], self.nodes)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,31 +20,15 @@ if TYPE_CHECKING:
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
-@dataclass(frozen=True)
 class Keys:
     """The files of a folder with keys and certificates."""
 
-    folder: Path
-
-    @property
-    def ca(self) -> Path:
-        """The authority's certificate: every machine has it, to verify the server."""
-        return self.folder / "ca.crt"
-
-    @property
-    def ca_key(self) -> Path:
-        """The authority's key: anyone who has it can impersonate the server."""
-        return self.folder / "ca.key"
-
-    @property
-    def server(self) -> Path:
-        """The server's certificate."""
-        return self.folder / "server.crt"
-
-    @property
-    def server_key(self) -> Path:
-        """The server's key."""
-        return self.folder / "server.key"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = folder / "ca.crt"  #: The authority's certificate: every machine has it, to verify the server.
+        self.ca_key = folder / "ca.key"  #: The authority's key: anyone who has it can impersonate the server.
+        self.server = folder / "server.crt"  #: The server's certificate.
+        self.server_key = folder / "server.key"  #: The server's key.
 
     def node(self, number: int) -> Path:
         """The private key of a node; the file of the public key, for the server, ends in ``.pub``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+from contextlib import ExitStack
 from pathlib import Path
 
 from feddpc.errors import BadInputError
@@ -16,29 +17,18 @@ HOST = "127.0.0.1"
 
 def free_ports(count: int) -> list[int]:
     """Return different ports that are free now."""
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for each in held:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in held]
-    finally:
-        for each in held:
-            each.close()
+    with ExitStack() as held:
+        return [held.enter_context(socket.create_server((HOST, 0))).getsockname()[1] for _ in range(count)]
 
 
 def check_free(port: int, host: str = HOST) -> None:
     """Raise if a port cannot be listened on."""
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-        except (OSError, OverflowError) as error:
-            why = (
-                "is in use by another program"
-                if getattr(error, "errno", None) == errno.EADDRINUSE
-                else f"cannot be used ({error})"
-            )
-            raise BadInputError(f"port {port} on {host} {why}: choose another one") from None
+    try:
+        socket.create_server((host, port)).close()
+    except (OSError, OverflowError) as error:
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "is in use by another program" if in_use else f"cannot be used ({error})"
+        raise BadInputError(f"port {port} on {host} {why}: choose another one") from None
 
 
 def is_listening(port: int, host: str = HOST) -> bool:

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -162,7 +163,8 @@ class Processes:
         while True:
             found = marked(self.mark)
             for pid in found:
-                _kill(pid)
+                with suppress(ProcessLookupError):  # it has ended since
+                    os.kill(pid, signal.SIGKILL)
             for process in self.started:
                 process.kill()
             if not found or time.monotonic() > end:
@@ -181,13 +183,6 @@ def marked(mark: str) -> list[int]:
         except OSError:  # it has ended, or is another user's
             continue
     return found
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _end_with_parent() -> list[str]:

@@ -24,7 +24,7 @@ from feddpc import methods
 from feddpc._version import __version__
 from feddpc.checks import check_int, coerce
 from feddpc.config import Config
-from feddpc.data.npy import Header, read_header
+from feddpc.data.untrusted import Header, read_header
 from feddpc.errors import FeddpcError
 from feddpc.methods.base import Method, State
 from feddpc.models.flat import Flat

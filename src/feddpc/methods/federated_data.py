@@ -102,6 +102,7 @@ class FederatedData:
 
 def reserved_each(share: float, data: Dataset) -> int:
     """Return how many samples of every class make up ``share`` of the training set."""
+    data.require_classes(f"reserve = {share}", "leave it out, and choose a method that needs no samples at the server")
     each = int(share * len(data.y_train) / data.classes)
     if each < 1:
         raise BadInputError(

@@ -109,6 +109,11 @@ def model_shape(data: Dataset) -> dict[str, object]:
 
 def default_name(data: Dataset) -> str:
     """Return the model to use for ``data`` when none is named."""
+    if data.x_train.dtype.kind == "i":
+        raise BadInputError(
+            f"the samples of {data.name} are tokens ({data.x_train.dtype}), for which there is no default model: give "
+            "one of your own, or samples as floats"
+        )
     shape = model_shape(data)
     return default_for(classes=data.classes, size=int(str(shape["size"]))) if "size" in shape else "mlp"
 

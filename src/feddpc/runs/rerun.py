@@ -11,7 +11,7 @@ from typing import Any
 from feddpc import models
 from feddpc.config import Config, options_by_choice
 from feddpc.data import names
-from feddpc.data.own import is_own
+from feddpc.data.loading import is_own
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.registry import is_code

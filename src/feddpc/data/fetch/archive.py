@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from feddpc.data.unpack_limits import MAX_FILE_BYTES, check_unpacked_size, decoding_errors
+from feddpc.data.untrusted import MAX_FILE_BYTES, check_unpacked_size, decoding_errors
 from feddpc.errors import DataError
 
 #: The name of a file, its size in bytes, and a function that returns its content.

@@ -10,14 +10,15 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from feddpc.data.dataset import FIELDS, Array, Dataset, compact, md5
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import FIELDS, Dataset, md5
 from feddpc.data.specs import Spec
 from feddpc.errors import DataError
-from feddpc.storage import sync_file
-from feddpc.storage import sync_folder_now as sync_folder
+from feddpc.storage import sync_file, sync_folder
 
 FORMAT = 2
 _JSON = "dataset.json"
@@ -54,8 +55,8 @@ def write(data: Dataset, cache: Path) -> Path:
         ) as temporary:
             fresh = Path(temporary) / "new"
             fresh.mkdir()
-            for field in FIELDS:
-                write_array(fresh / f"{field}.npy", compact(getattr(data, field)))
+            for field in data.stored_fields:
+                write_array(fresh / f"{field}.npy", data.stored(field))
             about = {"format": FORMAT, "class_names": data.class_names, "md5": data.checksums()}
             (fresh / _JSON).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             for path in fresh.iterdir():
@@ -66,7 +67,7 @@ def write(data: Dataset, cache: Path) -> Path:
             fresh.rename(place)
             sync_folder(place.parent)
     except OSError as error:
-        needed = sum(getattr(data, field).nbytes for field in FIELDS) >> 20
+        needed = sum(getattr(data, field).nbytes for field in data.stored_fields) >> 20
         raise DataError(
             f"cannot write {data.name} to {place.parent} ({error.strerror or error}): it needs {needed + 1} MB there; "
             "free some space or set FEDDPC_CACHE to another folder"
@@ -93,12 +94,17 @@ def read(spec: Spec, cache: Path, *, checksums: bool = False) -> Dataset:
         if names is not None and [type(name) for name in names] != [str] * spec.classes:
             raise ValueError(f"class_names are not {spec.classes} names")
         # Copy-on-write: nothing is read before it is used, and changes by a caller never reach the file.
-        arrays = {f: np.asarray(np.load(place / f"{f}.npy", mmap_mode="c", allow_pickle=False)) for f in FIELDS}
+        fields = FIELDS if spec.clients is None else (*FIELDS, "client_ids")
+        arrays: dict[str, Any] = {
+            f: np.asarray(np.load(place / f"{f}.npy", mmap_mode="c", allow_pickle=False)) for f in fields
+        }
         for field, array in arrays.items() if checksums else ():
             if (actual := md5(array)) != about["md5"][field]:
                 raise ValueError(f"the md5 of {field} is {actual}, but {about['md5'][field]} was stored")
-        labels = {field: arrays.pop(field).astype(np.int64, casting="safe") for field in ("y_train", "y_test")}
-        data = Dataset(spec.name, **arrays, **labels, classes=spec.classes, class_names=names and tuple(names))
+        for field in ("y_train", "y_test"):
+            arrays[field] = arrays[field].astype(np.int64, casting="safe")
+        class_names = names and tuple(names)
+        data = Dataset(spec.name, **arrays, classes=spec.classes, class_names=class_names, target=spec.target)
         return spec.verify(data, checksums=checksums)
     except Exception as error:  # a damaged file can fail in almost any way
         raise DataError(

@@ -6,7 +6,8 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from feddpc.data.dataset import Array, Dataset
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import Dataset
 from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.specs import Spec
 from feddpc.errors import DataError

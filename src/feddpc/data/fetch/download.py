@@ -1,21 +1,25 @@
-"""Download one file over HTTP: resume an earlier attempt, and accept the file only if its md5 is right."""
+"""Download one file over HTTP: resume an earlier attempt, and accept the file only if its md5 is right.
+
+The progress bar also serves for decoding.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
 import re
+import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from feddpc.data.fetch.progress import progress_bar
 from feddpc.data.specs import Archive
+from feddpc.data.untrusted import MAX_FILE_BYTES
 from feddpc.errors import DataError
 
 TIMEOUT = 20.0
-#: No official archive is this large; a server that never stops sending must not fill the disk.
-MAX_BYTES = 1 << 30
 _CHUNK = 1 << 20
 
 
@@ -78,11 +82,33 @@ def _transfer(archive: Archive, part: Path, timeout: float) -> bool:
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
                 advance(len(chunk))
-                if file.tell() > MAX_BYTES:
+                if file.tell() > MAX_FILE_BYTES:
                     raise DataError(
-                        f"{archive.url} sends more than {MAX_BYTES >> 20} MB, more than any data set: stopped"
+                        f"{archive.url} sends more than {MAX_FILE_BYTES >> 20} MB, more than any data set: stopped"
                     )
     received = part.stat().st_size
     if total is not None and received < total:
         raise ConnectionError(f"the connection broke after {received} of {total} bytes")
     return resumed
+
+
+@contextmanager
+def progress_bar(
+    text: str, total: int | None, *, done: int = 0, in_bytes: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Yield ``advance(n)``, and draw on standard error if that is a terminal.
+
+    ``in_bytes`` adds a transfer rate; ``done`` is what an earlier attempt already finished.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import TransferSpeedColumn as Speed
+
+    columns = (DownloadColumn(), Speed()) if in_bytes else (MofNCompleteColumn(),)
+    layout = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*layout, console=Console(stderr=True)) as progress:
+        task = progress.add_task(text, total=total, completed=done)
+        yield lambda n: progress.advance(task, n)

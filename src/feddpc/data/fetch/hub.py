@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from feddpc.data.dataset import Array, Dataset, md5
-from feddpc.data.fetch.download import TIMEOUT
-from feddpc.data.fetch.progress import progress_bar
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import Dataset, md5
+from feddpc.data.fetch.download import TIMEOUT, progress_bar
 from feddpc.data.specs import Hub, Spec
 from feddpc.errors import DataError
 

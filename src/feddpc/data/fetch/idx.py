@@ -9,10 +9,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from feddpc.data.dataset import Array, Dataset
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import Dataset
 from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.specs import Spec
-from feddpc.data.unpack_limits import MAX_FILE_BYTES, decoding_errors, max_unpacked_bytes
+from feddpc.data.untrusted import MAX_FILE_BYTES, decoding_errors, max_unpacked_bytes
 from feddpc.errors import DataError
 
 # "train-images-idx3-ubyte", or with a dot as some mirrors write it; either may end in .gz

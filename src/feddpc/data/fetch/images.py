@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from feddpc.data.dataset import Array, Dataset
+from feddpc.data.array_checks import Array
+from feddpc.data.dataset import Dataset
 from feddpc.data.fetch.archive import list_files, read_files
-from feddpc.data.fetch.progress import progress_bar
-from feddpc.data.unpack_limits import check_unpacked_size, decoding_errors
+from feddpc.data.fetch.download import progress_bar
+from feddpc.data.untrusted import check_unpacked_size, decoding_errors
 from feddpc.errors import DataError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def decode(path: Path) -> Dataset:
     files = {part: [file for name in classes for file in parts[part][name]] for part in parts}
     # Images stay gray only if all of them are, so all are inspected before the arrays are made.
     mode: Mode = "L" if _all_gray(path, files["train"] + files["test"]) else "RGB"
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for part in ("train", "test"):
         arrays[f"x_{part}"] = stack(path, files[part], mode=mode, text=f"reading {part} images")
         arrays[f"y_{part}"] = np.repeat(np.arange(len(classes)), [len(parts[part][name]) for name in classes])

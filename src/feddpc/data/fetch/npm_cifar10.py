@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from feddpc.data.dataset import MAX_CLASSES, Array, Dataset
+from feddpc.data.array_checks import MAX_CLASSES, Array
+from feddpc.data.dataset import Dataset
 from feddpc.data.fetch.archive import list_files, read_files
 from feddpc.data.fetch.download import TIMEOUT
 from feddpc.data.fetch.images import pixels
 from feddpc.data.specs import Spec
-from feddpc.data.unpack_limits import decoding_errors
+from feddpc.data.untrusted import decoding_errors
 from feddpc.errors import DataError
 
 _SHEETS = {"train": [f"data_batch_{i}.png" for i in range(1, 6)], "test": ["test_batch.png"]}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from feddpc.errors import BadInputError
-from feddpc.federate import scaffold
+from feddpc.federate import app_template
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 
@@ -41,12 +41,12 @@ def contents(folder):
 
 
 def test_the_example_is_what_init_writes(tmp_path):
-    scaffold.write(tmp_path / "flower")
+    app_template.write(tmp_path / "flower")
     assert contents(EXAMPLE) == contents(tmp_path / "flower")
 
 
 def test_the_folder_gives_the_app_its_name(tmp_path):
-    scaffold.write(tmp_path / "My Study_2")
+    app_template.write(tmp_path / "My Study_2")
     project = tomllib.loads((tmp_path / "My Study_2" / "pyproject.toml").read_text())["project"]
     assert project["name"] == "my-study-2"
     assert not any("$" in text for text in contents(tmp_path).values())
@@ -55,16 +55,16 @@ def test_the_folder_gives_the_app_its_name(tmp_path):
 def test_what_is_there_is_not_overwritten(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(BadInputError, match="not an empty folder: choose another one"):
-        scaffold.write(tmp_path)
+        app_template.write(tmp_path)
     with pytest.raises(BadInputError, match="not an empty folder: choose another one"):
-        scaffold.write(tmp_path / "mine.txt")
+        app_template.write(tmp_path / "mine.txt")
     assert contents(tmp_path) == {"mine.txt": "mine"}
 
 
 @pytest.mark.parametrize("method", ["feddpc", "scaffold"])
 def test_the_app_gives_the_numbers_of_its_simulation(tmp_path, method):
     app = tmp_path / "app"
-    scaffold.write(app)
+    app_template.write(app)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", BOTH, str(tmp_path / "run"), method]
     done = subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=120)
