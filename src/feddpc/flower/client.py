@@ -23,9 +23,9 @@ from feddpc._version import __version__
 from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import Scaler, make_scaler
+from feddpc.data.scaling import Scaler
 from feddpc.engines.loop import Loop
-from feddpc.errors import BadInputError, FeddpcError, RunFolderError
+from feddpc.errors import BadInputError, FeddpcError
 from feddpc.experiment import largest_shift
 from feddpc.flower.messages import (
     NO_SETUP,
@@ -35,13 +35,13 @@ from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
     arrays_of,
-    expect,
+    dtype_of,
     layout_tag,
     pack,
-    tensor,
+    read_arrays,
     unpack,
 )
-from feddpc.flower.rounds import NEVER, all_finite
+from feddpc.flower.rounds import NEVER
 from feddpc.method_setup import adapt_module, placed
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData, require_asking
@@ -58,9 +58,8 @@ Model = nn.Module | Callable[[], nn.Module]
 KEPT = 16
 #: Errors that tensors of a wrong shape, type or size cause in a method's hooks or in torch.
 DOES_NOT_FIT = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-GIVEN, STAMP, PROBED = "feddpc.given", "feddpc.stamp", "feddpc.probed"
-#: The two memories that a client keeps, see :class:`Memory`.
-KINDS = ("settled", "pending")
+#: Names of records in a node's ``Context.state``.
+GIVEN, STAMP, PROBED, MEMORY = "feddpc.given", "feddpc.stamp", "feddpc.probed", "feddpc.memory"
 
 
 def client_app(
@@ -219,9 +218,7 @@ class _NodePool:
 
     def _weights(self, node: Node, content: RecordDict) -> torch.Tensor:
         """Return the model of a message, which must fit this node's network."""
-        arrays = arrays_of(content, "arrays")
-        expect(arrays, ["w"], "the message")
-        return tensor(arrays["w"], "w", node.task.initial().cpu()).to(self.device)
+        return read_arrays(content, "arrays", {"w": node.task.initial().cpu()})["w"].to(self.device)
 
     def _probed(self, node: Node, w: torch.Tensor, asked: bool, context: Context) -> State:
         """Return this round's answer to the probe: the one that was sent, or one that stays at this node."""
@@ -285,7 +282,7 @@ def _values(content: RecordDict, key: str) -> ConfigRecord:
 
 def _check_finite(*states: State) -> None:
     """Refuse to send or remember a number that is not finite."""
-    if not all_finite(*states):
+    if not all(bool(value.isfinite().all()) for state in states for value in state.values()):
         raise RefusedError("training gave numbers that are not finite: lower the rate")
 
 
@@ -330,15 +327,7 @@ def local_data(spec: ExperimentSpec, client: int, data: Dataset, given: Mapping[
             data, x_train=np.concatenate([data.x_train, x]), y_train=np.concatenate([data.y_train, y, rest])
         )
     starts = np.where(np.arange(spec.clients + 1) > client, mine, 0)
-    return FederatedData(
-        data=data,
-        partition=Partition(np.arange(mine), starts),
-        seed=spec.seed,
-        client_lr=spec.lr,
-        batch_size=spec.batch_size,
-        device=torch.device("cpu"),
-        reserve=reserve,
-    )
+    return spec.federated_data(data, Partition(np.arange(mine), starts), reserve)
 
 
 def build_node(
@@ -358,27 +347,14 @@ def build_node(
     world = local_data(spec, client, data, given)
     if any(k.startswith(("learned.", "reserve.")) for k in given):
         world = method.extend_data(world, learned)
-    shift = largest_shift(data) if spec.augment else 0
-    dtype = torch.float64 if spec.precision == "float64" else torch.float32
-    task = Classification(
-        network,
-        world.data,
-        _scaler(spec, data, given),
-        device=device,
-        dtype=dtype,
-        half=spec.precision == "bf16",
-        shift=shift,
-    )
-    planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
-    like = torch.zeros((), dtype=dtype, device=device)
-    return Node(client, method, world, task, planner, {k: placed(v, like) for k, v in world.kit.items()})
-
-
-def _scaler(spec: ExperimentSpec, data: Dataset, given: State) -> Scaler:
+    scaler = None
     if "scaler.mean" in given:
-        return Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
-    auto = "half" if data.is_image else "none"
-    return make_scaler(auto if spec.scaling == "auto" else spec.scaling, data)
+        scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
+    shift = largest_shift(data) if spec.augment else 0
+    task = spec.task(network, world.data, scaler, device, shift)
+    planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
+    like = torch.zeros((), dtype=dtype_of(spec.precision), device=device)
+    return Node(client, method, world, task, planner, {k: placed(v, like) for k, v in world.kit.items()})
 
 
 class Memory:
@@ -386,7 +362,7 @@ class Memory:
 
     A client cannot know whether its reply counted: the server may have refused it, got it too late, or gone back to a
     checkpoint. So the memory after a round is pending until the next message of the server, which says which of the
-    client's replies counted last. Pending memory of another round is dropped.
+    client's replies counted last. That memory is used, and any other is dropped.
     """
 
     def __init__(self, context: Context, file: Path | None) -> None:
@@ -397,53 +373,25 @@ class Memory:
         fresh = method.init_client(w)
         if not fresh:
             return {}
-        kept = self._rounds()
-        if not kept and accepted != NEVER and self.file is not None and self.file.exists():
-            self._load()
-            kept = self._rounds()
-        for kind in reversed(KINDS):
-            if accepted != NEVER and kept.get(kind) == accepted:
-                state = unpack(arrays_of(self.context.state, f"feddpc.{kind}"), w.device)
-                self._put("settled", accepted, state)
-                return state
+        held = arrays_of(self.context.state, MEMORY)
+        if not held and accepted != NEVER and self.file is not None and self.file.exists():
+            held = pack(load_model(self.file))
+        prefix = f"{accepted}."
+        kept = ArrayRecord({name: array for name, array in held.items() if name.startswith(prefix)})
+        self.context.state[MEMORY] = kept
+        if kept:
+            return {name.removeprefix(prefix): value for name, value in unpack(kept, w.device).items()}
         if accepted != NEVER:
             log(WARNING, "this client's memory of round %d is lost: it starts from the initial one", accepted)
         return fresh
 
     def hold(self, round: int, state: State) -> None:
-        """Keep the memory after ``round`` as pending."""
+        """Keep the memory after ``round`` as pending, together with the one that was recalled."""
         if not state:
             return
-        self._put("pending", round, state)
-        if self.file is None:
-            return
-        make_folder(self.file.parent)
-        kept = self._rounds()
-        save_model(
-            self.file,
-            {
-                f"{kept[kind]}.{key}": value
-                for kind in KINDS
-                if kind in kept
-                for key, value in unpack(arrays_of(self.context.state, f"feddpc.{kind}")).items()
-            },
-        )
-
-    def _load(self) -> None:
-        assert self.file is not None
-        by_round: dict[int, State] = {}
-        for name, value in load_model(self.file).items():
-            tag, _, key = name.partition(".")
-            if not (tag.isascii() and tag.isdecimal() and len(tag) < 19):  # a round, as `hold` writes it
-                raise RunFolderError(f"{self.file} is no memory of a client (it holds {name!r}): remove it")
-            by_round.setdefault(int(tag), {})[key] = value
-        for kind, round in zip(reversed(KINDS), sorted(by_round, reverse=True), strict=False):
-            self._put(kind, round, by_round[round])
-
-    def _rounds(self) -> dict[str, int]:
-        found = self.context.state.get("feddpc.rounds")
-        return {k: int(v) for k, v in found.items()} if isinstance(found, ConfigRecord) else {}  # type: ignore[arg-type]
-
-    def _put(self, kind: str, round: int, state: State) -> None:
-        self.context.state[f"feddpc.{kind}"] = pack(state)
-        self.context.state["feddpc.rounds"] = ConfigRecord({**self._rounds(), kind: round})
+        pending = pack({f"{round}.{key}": value for key, value in state.items()})
+        kept = ArrayRecord({**arrays_of(self.context.state, MEMORY), **pending})
+        self.context.state[MEMORY] = kept
+        if self.file is not None:
+            make_folder(self.file.parent)
+            save_model(self.file, unpack(kept))

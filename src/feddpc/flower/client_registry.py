@@ -25,10 +25,9 @@ from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
     arrays_of,
-    expect,
     only_record,
     pack,
-    tensor,
+    read_arrays,
     unpack,
 )
 from feddpc.flower.rounds import Ints, probe_template
@@ -145,7 +144,11 @@ class NodeClient:
         """Ask every client something before round 1; all must answer."""
         clients, named = range(self.registry.clients), ConfigRecord({"name": name})
         parts: dict[int, Mapping[str, Record]] = {c: {"question": named, "asked": pack(asked(c))} for c in clients}
-        answers = self._ask(grid, "learn", parts, 0, lambda content: self._finite(unpack(arrays_of(content, "answer"))))
+
+        def read(content: RecordDict) -> State:
+            return self.bounds.checked(unpack(arrays_of(content, "answer")))
+
+        answers = self._ask(grid, "learn", parts, 0, read)
         if missing := [c for c in clients if c not in answers]:
             raise BadInputError(
                 f"{self.spec.method} asks every client before round 1, but clients {missing} did not answer: start "
@@ -175,9 +178,7 @@ class NodeClient:
         missing = {key: torch.full_like(like, torch.nan) for key, like in templates.items()}
 
         def read(content: RecordDict) -> State:
-            answer = arrays_of(content, "answer")
-            expect(answer, templates, "the answer")
-            return self._finite({key: tensor(answer[key], key, like) for key, like in templates.items()})
+            return self.bounds.checked(read_arrays(content, "answer", templates))
 
         def ask(ids: Ints) -> State:
             answers = self._ask(grid, action, {int(c): {"arrays": arrays} for c in ids}, t, read)
@@ -244,8 +245,3 @@ class NodeClient:
 
     def _size(self, content: RecordDict) -> int:
         return self.bounds.examples(only_record(content, MetricRecord).get("num-examples"))
-
-    def _finite(self, state: State) -> State:
-        for key, value in state.items():
-            self.bounds.check(key, value)
-        return state

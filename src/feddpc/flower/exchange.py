@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +20,11 @@ from feddpc.flower.client_registry import ClientRegistry, NodeClient
 from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
-    Upload,
-    UploadRows,
+    Rows,
     arrays_of,
-    expect,
     only_record,
     pack,
+    read_arrays,
     tensor,
 )
 from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received, Summary
@@ -37,6 +36,7 @@ from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.rng import generator
 from feddpc.runs import checkpoint
 from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
+from feddpc.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from feddpc.flower.server import ServerAssets
@@ -94,14 +94,12 @@ class ClientAppExchange(Exchange):
         """Return the first model."""
         return pack(self.assets.state_dict())
 
-    def disclosure(self) -> str:
-        """Say what leaves a client, and what hides it."""
-        mechanism = self.clients.policies.privacy
-        return self.method.privacy if mechanism is None else f"{self.method.privacy} {mechanism.describe()}"
-
     def run_notes(self) -> dict[str, dict[str, Any]]:
-        """Return what all strategies note, and how many samples there were when the run began."""
-        return super().run_notes() | {COUNTED: {"samples": self._samples}}
+        """Return what leaves a client and what hides it, and how many samples there were when the run began."""
+        notes = super().run_notes() | {COUNTED: {"samples": self._samples}}
+        if self.policies.privacy is not None:
+            notes["privacy"]["note"] += f" {self.policies.privacy.describe()}"
+        return notes
 
     def enroll(self, grid: Grid, timeout: float) -> None:
         """Enroll clients; what follows from their numbers of samples is decided once and kept by a resumed run."""
@@ -123,8 +121,8 @@ class ClientAppExchange(Exchange):
             self.learned = self.learn(grid)
         self.send_payloads(grid)
         if self.state.round == 0:
-            if overrides(self.method, "initial") and self.assets.task is not None:
-                self.strategy.reset(self.method.initial(self.assets.task, self.state.w, self._server_data()))
+            if overrides(self.method, "initial") and self.task is not None:
+                self.strategy.reset(self.method.initial(self.task, self.state.w, self._server_data()))
             if self.method.surveys:
                 ask = self.nodes.prober(grid, self.method, self.state.w, "survey", 0)
                 self.clients.survey(self.method, self.state, ask)
@@ -197,23 +195,20 @@ class ClientAppExchange(Exchange):
         """Return what the server knows about clients ``ids`` in round ``t``."""
         return self.clients.cohort(self.method, self.state, t, ids)
 
-    def stack(self, received: Received) -> State:
-        """Return the uploads, stacked; or one at a time, where the method and the policies can take them so."""
-        rows = {key: UploadRows(received.uploads, key, like) for key, like in self._templates.items()}
-        guarded = self.policies.privacy is not None or self.policies.defense is not None
-        if getattr(self.method, "form", None) == "streaming" and not guarded:
-            return rows  # type: ignore[return-value]
-        return {key: torch.stack(list(row)) for key, row in rows.items()}
+    def rows(self, received: Received) -> Mapping[str, Rows]:
+        """Return the tensors that clients uploaded."""
+        return {key: Rows(received.uploads, partial(_read_tensor, key, like)) for key, like in self._templates.items()}
 
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
         """Return the mean training loss of the clients that count; NaN when none of them trained."""
-        losses = torch.tensor([upload.loss for upload in received.uploads], dtype=self.state.w.dtype)
-        loss = float(losses[outcome.kept][outcome.cohort.steps > 0].mean())
+        losses = [only_record(content, MetricRecord)["loss"] for content in received.uploads]
+        counted = torch.tensor(losses, dtype=self.state.w.dtype)[outcome.kept]
+        loss = float(counted[outcome.cohort.steps > 0].mean())
         return Summary(loss, {"train-loss": loss})
 
     def evaluate(self, w: Tensor) -> tuple[float, float]:
-        """Return accuracy and loss on the server's test set."""
-        return self.assets.evaluate(w)
+        """Return accuracy and loss on the server's test set, if it has one."""
+        return super().evaluate(w) if self.task is None or self.assets.test is None else self.task.evaluate(w)
 
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Ask some of the connected clients to evaluate the model on their own test samples."""
@@ -246,8 +241,14 @@ class ClientAppExchange(Exchange):
         """Return what every message says about the experiment."""
         return ExperimentSpec.of(self.config, self.method, self.assets.flat, self.assets.classes, samples)
 
+    @cached_property
+    def task(self) -> Classification | None:
+        """The network on the server's own samples, None if it has none."""
+        data = self.assets.data(0)
+        return None if data is None else self.nodes.spec.task(self.assets.network, data, self.assets.scaler)
+
     def _server_data(self) -> FederatedData:
-        return self.assets.federated_data(self.config.clients, self._samples)
+        return self.assets.federated_data(self.nodes.spec)
 
     # Messages.
 
@@ -275,7 +276,7 @@ class ClientAppExchange(Exchange):
             messages.append(Message(content, node_of[client], MessageType.TRAIN, group_id=str(t)))
         return messages
 
-    def _read(self, t: int, client: int, content: RecordDict) -> Upload:
+    def _read(self, t: int, client: int, content: RecordDict) -> RecordDict:
         self.nodes.check_sender(content, t, client)
         metrics = only_record(content, MetricRecord)
         examples = self.strategy.bounds.examples(metrics.get("num-examples"))
@@ -284,16 +285,13 @@ class ClientAppExchange(Exchange):
         loss = metrics.get("loss")
         if not isinstance(loss, float) or not np.isfinite(loss):
             raise RefusedError(f"its loss is {loss!r}, not a finite number")
-        arrays = arrays_of(content, "up")
-        for key, value in self._read_upload(content).items():
-            self.strategy.bounds.check(key, value)
-        self.strategy.log_cast(arrays, {key: str(like.numpy().dtype) for key, like in self._templates.items()})
-        return Upload(arrays, loss)
+        self.strategy.bounds.checked(self._read_upload(content))
+        dtypes = {key: str(like.numpy().dtype) for key, like in self._templates.items()}
+        self.strategy.log_cast(arrays_of(content, "up"), dtypes)
+        return content
 
     def _read_upload(self, content: RecordDict) -> State:
-        arrays = arrays_of(content, "up")
-        expect(arrays, self._templates, "the upload")
-        return {key: tensor(arrays[key], key, like) for key, like in self._templates.items()}
+        return read_arrays(content, "up", self._templates)
 
     def _tamper(self, t: int, replies: list[Message]) -> dict[str, list[int]]:
         """Change the replies of clients that shall misbehave; return the faults and the clients that had them."""
@@ -304,3 +302,7 @@ class ClientAppExchange(Exchange):
         )
         self.state.watched = watched
         return self.clients.stragglers(t) | who
+
+
+def _read_tensor(key: str, like: Tensor, content: RecordDict) -> Tensor:
+    return tensor(arrays_of(content, "up")[key], key, like)

@@ -18,10 +18,8 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.methods._algebra import exact_sum
 from feddpc.methods.base import ClientContext, Cohort, Method, State
-from feddpc.privacy import Mechanism
 from feddpc.privacy.config import make_mechanism
 from feddpc.robust.config import defense_of, faults_of
-from feddpc.robust.defense import Defense
 from feddpc.robust.faults import Faults
 from feddpc.round import sampling
 from feddpc.round import server_step as server_half
@@ -44,11 +42,9 @@ SURVEYED_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Policies:
+class Policies(server_half.Policies):
     """What a server does in addition to the method's own rule."""
 
-    defense: Defense | None = None
-    privacy: Mechanism | None = None
     faults: Faults | None = None  #: in simulations of clients that misbehave
 
 
@@ -61,41 +57,19 @@ def begin_run(method: Method, w: Tensor, population: int) -> RunState:
 
 
 def server_step(
-    method: Method,
-    state: RunState,
-    uploads: State,
-    ids: Ints,
-    cohort_of: Callable[[Ints], Cohort],
-    policies: Policies,
-    min_clients: int,
-) -> StepOutcome | None:
-    """Return the server's step for the uploads of clients ``ids``; None if too few are within the bound on norms."""
-    rules = server_half.Policies(policies.defense, policies.privacy)
+    method: Method, state: RunState, uploads: State, cohort: Cohort, policies: Policies, min_clients: int
+) -> StepOutcome:
+    """Return the server's step for the uploads of a cohort, which may be empty.
+
+    If fewer than ``min_clients`` uploads are within the bound on norms, none counts.
+    """
     outcome = server_half.server_step(
-        method, state.w, state.server, uploads, cohort_of(ids), rules, state.watched, minimum=min_clients
+        method, state.w, state.server, uploads, cohort, policies, state.watched, minimum=min_clients
     )
     state.watched = outcome.watched
-    if outcome.step is None:
-        return None
-    if policies.faults is not None:
+    if policies.faults is not None and outcome.step is not None and len(outcome.kept):
         state.watched = policies.faults.saw(outcome.step.update, state.watched)
     return outcome
-
-
-def close_empty_round(
-    method: Method, state: RunState, cohort_of: Callable[[Ints], Cohort], policies: Policies
-) -> dict[str, float]:
-    """Close a round without uploads: the method and privacy have rules for that."""
-    none = np.zeros(0, np.int64)
-    rules = server_half.Policies(policies.defense, policies.privacy)
-    outcome = server_half.server_step(method, state.w, state.server, {}, cohort_of(none), rules, state.watched)
-    return state.apply(method, outcome, none)
-
-
-def all_finite(*states: State) -> bool:
-    """Return whether all numbers of one client are finite; tensors have a leading dimension of one."""
-    finite = server_half.finite_rows(*states)
-    return finite is None or bool(finite.all())
 
 
 class Population:

@@ -18,6 +18,7 @@ from feddpc.checks import check_int, check_positive
 from feddpc.errors import FeddpcError
 from feddpc.flower.messages import REFUSED, REPLY, RefusedError, only_record
 from feddpc.methods._algebra import square
+from feddpc.methods.base import State
 
 T = TypeVar("T")
 #: How many characters of a text from another node are kept.
@@ -67,6 +68,12 @@ class Bounds:
         most = math.sqrt(torch.finfo(value.dtype).max) if self.max_norm is None else self.max_norm
         if norm > most:
             raise RefusedError(f"{name} has norm {norm:.6g}, more than {most:.6g}")
+
+    def checked(self, state: State) -> State:
+        """Return tensors, or refuse them if one is not finite or too long."""
+        for name, value in state.items():
+            self.check(name, value)
+        return state
 
     def examples(self, count: object) -> int:
         """Return how many examples a reply stands for, or refuse it."""

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddpc import methods
-from feddpc.config import PARTS, Config
+from feddpc.config import PARTS, Config, execution_keys, may_change
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import Scaler, make_scaler
+from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.experiment import Setting
 from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.messages import ExperimentSpec, dtype_of
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.screening import Bounds
 from feddpc.method_setup import adapt_module
@@ -38,7 +39,6 @@ from feddpc.models.flat import Flat
 from feddpc.privacy.config import complete_privacy
 from feddpc.privacy.mechanism import check
 from feddpc.robust.config import complete_policies
-from feddpc.tasks.classification import Classification
 
 Array = NDArray[Any]
 #: Arguments of a strategy that no configuration file can hold.
@@ -243,11 +243,6 @@ class ServerAssets:
             raise BadInputError("scaling = 'channel' needs the mean of all clients' data: use 'half', 'unit' or 'none'")
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of the model's numbers."""
-        return torch.float64 if self.config.precision == "float64" else torch.float32
-
-    @property
     def reserved(self) -> int:
         """How many samples the server has."""
         return 0 if self.reserve is None else len(self.reserve.y)
@@ -256,7 +251,7 @@ class ServerAssets:
     def network(self) -> nn.Module:
         """The network that is trained."""
         network = adapt_module(self.method, self.module, self.config.seed) or self.module
-        return network.to(self.dtype)
+        return network.to(dtype_of(self.config.precision))
 
     @cached_property
     def flat(self) -> Flat:
@@ -266,23 +261,6 @@ class ServerAssets:
     def state_dict(self) -> State:
         """Return the first model, by parameter, in the order of its vector."""
         return self.flat.parameters(self.flat.vector())
-
-    @cached_property
-    def task(self) -> Classification | None:
-        """The network on the server's own samples, None if it has none."""
-        data = self.data(0)
-        if data is None:
-            return None
-        auto = "half" if data.is_image else "none"
-        scaling = auto if self.config.scaling == "auto" else self.config.scaling
-        scaler = self.scaler or make_scaler(scaling, data)
-        return Classification(self.network, data, scaler, dtype=self.dtype, half=self.config.precision == "bf16")
-
-    def evaluate(self, w: Tensor) -> tuple[float, float]:
-        """Return accuracy and loss of a model on the test set."""
-        if self.task is None or self.test is None:
-            return float("nan"), 0.0
-        return self.task.evaluate(w)
 
     def data(self, elsewhere: int) -> Dataset | None:
         """Return the server's samples as a data set, and placeholder labels for ``elsewhere`` samples of clients."""
@@ -294,22 +272,16 @@ class ServerAssets:
         y = np.concatenate([y, np.zeros(elsewhere, np.int64)])
         return Dataset("server", x, y, x_test, y_test, self.classes)
 
-    def federated_data(self, clients: int, samples: int) -> FederatedData:
+    def federated_data(self, spec: ExperimentSpec) -> FederatedData:
         """Return a data set in which all samples except the server's are with the clients, only counted."""
-        data = self.data(max(samples - max(self.reserved, 1), 0))
+        data = self.data(max(spec.samples - max(self.reserved, 1), 0))
         if data is None:
             raise BadInputError(
                 f"{self.method.name} must know what a sample looks like before round 1: give the server a test set"
             )
-        return FederatedData(
-            data=data,
-            partition=Partition(np.zeros(0, np.int64), np.zeros(clients + 1, np.int64)),
-            seed=self.config.seed,
-            client_lr=self.config.lr,
-            batch_size=self.config.batch_size or 1,
-            device=torch.device("cpu"),
-            reserve=self.reserve.order if self.reserve is not None else np.zeros(0, np.int64),
-        )
+        nobody = Partition(np.zeros(0, np.int64), np.zeros(spec.clients + 1, np.int64))
+        reserve = np.zeros(0, np.int64) if self.reserve is None else self.reserve.order
+        return spec.federated_data(data, nobody, reserve)
 
     def payload(self, client: int, extended: FederatedData | None, learned: Mapping[str, Tensor]) -> State:
         """Return what client ``client`` is sent once, before its first round."""
@@ -343,7 +315,7 @@ class Dealt:
         """Return the arguments of ``strategy`` and ``server_app``, except the method."""
         setting = self.setting
         data, config = setting.data, setting.config
-        skip = ("method", "hyper", "engine", "device", "threads", "client_memory", "rounds")
+        skip = ("method", "hyper", *execution_keys(), *may_change())
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),

@@ -89,6 +89,7 @@ class SecureExchange(ClientAppExchange):
         self.max_norm = max_norm
         self._encoding = Encoding(max_norm, self.config.cohort)
         self._summed = Summed()
+        self._mean: State = {}
 
     def quorum(self, invited: int) -> int:
         """Return how many must be in the sum: ``min_replies``, and more than half, or two halves could both open it."""
@@ -108,15 +109,14 @@ class SecureExchange(ClientAppExchange):
         """Return the mean, the clients that are in it, and the replies that the protocol dropped."""
         ids = sorted(self.registry.nodes[node] for node in self._summed.nodes)
         received = self.received(t, ids, self.nodes.refused + self._summed.refused)
-        if (mean := self._open(t)) is not None:
-            received.uploads = [mean]
-        else:
+        self._mean = self._open(t) or {}
+        if not self._mean:
             received.void = "the sum was not opened" if self._summed.mean is None else "the mean is too long"
         return received
 
     def stack(self, received: Received) -> State:
         """Return the mean in place of every client's upload."""
-        mean = {name: value for name, value in received.uploads[0].items() if name != "loss"}
+        mean = {name: value for name, value in self._mean.items() if name != "loss"}
         return repeated(mean, len(received.ids))
 
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
@@ -124,7 +124,7 @@ class SecureExchange(ClientAppExchange):
 
         Clients have projected g out, so the cosine should be zero.
         """
-        mean, loss, g = received.uploads[0]["delta"], float(received.uploads[0]["loss"]), self.state.server.get("delta")
+        mean, loss, g = self._mean["delta"], float(self._mean["loss"]), self.state.server.get("delta")
         notes = {} if g is None else {"along_g": abs(float(residuals(mean[None], g).cosine_m))}
         return Summary(loss, {"train-loss": loss}, notes)
 
