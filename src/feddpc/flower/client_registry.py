@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import INFO
 from typing import TypeVar
 
@@ -125,17 +125,17 @@ class NodeClient:
 
     def enroll_nodes(self, grid: Grid, nodes: list[int], connected: set[int]) -> None:
         """Ask nodes which clients they are, and register them."""
-        contents = {node: RecordDict({SPEC: self.spec.record()}) for node in nodes}
 
-        def read(i: int, content: RecordDict) -> None:
+        def read(node: int, content: RecordDict) -> None:
             client = self.header(content, 0).get("client")
             if type(client) is not int:
                 raise RefusedError(f"it says it is client {client!r}")
-            self.registry.register(nodes[i], client, self._size(content), connected)
+            self.registry.register(node, client, self._size(content), connected)
 
-        before = len(self.refused)
-        self._exchange(grid, "hello", contents, {node: i for i, node in enumerate(nodes)}, 0, read)
-        reasons = {refusal.node: refusal.reason for refusal in self.refused[before:]}
+        contents = {node: RecordDict({SPEC: self.spec.record()}) for node in nodes}
+        _, refused = self._send(grid, "hello", contents, {node: node for node in nodes}, 0, read)
+        self.refused += [replace(refusal, client=None) for refusal in refused]  # which client it is, is not known
+        reasons = {refusal.node: refusal.reason for refusal in refused}
         for node in nodes:
             if node not in self.registry.nodes:
                 self.registry.failed[node] = FailedEnrollment(reasons.get(node, "it did not answer"), connected)
@@ -226,9 +226,12 @@ class NodeClient:
             self.check_sender(content, t, client)
             return read(content)
 
-        return self._exchange(grid, action, contents, self.registry.nodes, t, check_and_read)
+        good, refused = self._send(grid, action, contents, self.registry.nodes, t, check_and_read)
+        self.refused += refused
+        self.note_missing_payloads(refused)
+        return good
 
-    def _exchange(
+    def _send(
         self,
         grid: Grid,
         action: str,
@@ -236,12 +239,10 @@ class NodeClient:
         clients: Mapping[int, int],
         t: int,
         read: Callable[[int, RecordDict], T],
-    ) -> dict[int, T]:
+    ) -> tuple[dict[int, T], list[Refusal]]:
+        """Send a query to nodes, and return what ``read`` makes of the answers, and the refused ones."""
         sent = [Message(content, node, f"query.{action}", group_id=str(t)) for node, content in contents.items()]
-        good, refused = screen_replies(grid.send_and_receive(sent, timeout=self.timeout), sent, clients, t, read)
-        self.refused += refused
-        self.note_missing_payloads(refused)
-        return good
+        return screen_replies(grid.send_and_receive(sent, timeout=self.timeout), sent, clients, t, read)
 
     def _size(self, content: RecordDict) -> int:
         return self.bounds.examples(only_record(content, MetricRecord).get("num-examples"))

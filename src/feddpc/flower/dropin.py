@@ -23,7 +23,7 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.layout import POLICIES, BufferMean, Layout, Numbers, find_buffers, read_buffers
 from feddpc.flower.messages import RefusedError, Rows, only_record
-from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received, Summary
+from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received
 from feddpc.flower.rounds import NEVER, Ints, Policies, StepOutcome, trial_cohort
 from feddpc.flower.screening import Bounds, averageable, screen_replies
 from feddpc.methods._feddpc_forms import Stream
@@ -280,7 +280,7 @@ class WeightsExchange(Exchange):
         step = self._stream.step(self.server_lr)
         return StepOutcome(good, self.cohort(t, received.ids), step, self.state.watched)
 
-    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Average the buffers and the metrics of the clients that count."""
         replies = dict(zip(received.ids.tolist(), received.uploads, strict=True))
         if self._stream is None:
@@ -292,7 +292,7 @@ class WeightsExchange(Exchange):
         self.state.watched = {**self.state.watched, **kept}  # so that a checkpoint has them
         self._stream, self._buffer_mean = None, BufferMean()  # free their memory until the next round
         usable, strategy = averageable([replies[client] for client in ids.tolist()]), self.strategy
-        return Summary(metrics=strategy.train_metrics_aggr_fn(usable, strategy.weighted_by_key) if usable else {})
+        return float("nan"), (strategy.train_metrics_aggr_fn(usable, strategy.weighted_by_key) or {}) if usable else {}
 
     @functools.cached_property
     def _workspace(self) -> Tensor:

@@ -27,7 +27,7 @@ from feddpc.flower.messages import (
     read_arrays,
     tensor,
 )
-from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received, Summary
+from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received
 from feddpc.flower.rounds import Ints, Policies, Population, StepOutcome, upload_template
 from feddpc.flower.screening import Refusal, screen_replies
 from feddpc.flower.testing import replace_uploads, tamper
@@ -199,12 +199,12 @@ class ClientAppExchange(Exchange):
         """Return the tensors that clients uploaded."""
         return {key: Rows(received.uploads, partial(_read_tensor, key, like)) for key, like in self._templates.items()}
 
-    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Return the mean training loss of the clients that count; NaN when none of them trained."""
         losses = [only_record(content, MetricRecord)["loss"] for content in received.uploads]
         counted = torch.tensor(losses, dtype=self.state.w.dtype)[outcome.kept]
         loss = float(counted[outcome.cohort.steps > 0].mean())
-        return Summary(loss, {"train-loss": loss})
+        return loss, {"train-loss": loss}
 
     def evaluate(self, w: Tensor) -> tuple[float, float]:
         """Return accuracy and loss on the server's test set, if it has one."""

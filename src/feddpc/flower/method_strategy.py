@@ -31,7 +31,7 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower import rounds
 from feddpc.flower.layout import Layout
-from feddpc.flower.messages import Rows, cast_note, only_record
+from feddpc.flower.messages import Rows, cast_note, only_record, unpack
 from feddpc.flower.rounds import Ints, Policies, RoundRecord, RunState, StepOutcome
 from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, averageable, describe_void_round, screen_replies
 from feddpc.methods.base import Cohort, Method, State
@@ -57,19 +57,11 @@ class Received:
     expected: bool = True  #: whether a round without replies is an error, and not a draw of no clients
     void: str | None = None  #: why the round does not count, if that is known already
     faults: dict[str, list[int]] = field(default_factory=dict)  #: simulated faults, and the clients that had them
+    notes: dict[str, float] = field(default_factory=dict)  #: what the exchange reports about the round
 
     def refuse(self, t: int, clients: Ints, reason: str) -> None:
         """List replies of round ``t`` that could be read, but do not count."""
         self.refused += [Refusal(t, self.nodes.get(client, 0), client, reason) for client in clients.tolist()]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What an exchange reports about a round that counts."""
-
-    loss: float = float("nan")
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    notes: dict[str, float] = field(default_factory=dict)
 
 
 class Exchange(ABC):
@@ -164,8 +156,8 @@ class Exchange(ABC):
         return rounds.server_step(self.method, self.state, uploads, cohort, self.policies, least)
 
     @abstractmethod
-    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
-        """Report a round in which the updates of clients ``ids`` count, before the model moves."""
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
+        """Return training loss and metrics of a round in which clients ``ids`` count, before the model moves."""
 
     def evaluate(self, w: Tensor) -> tuple[float, float]:
         """Return accuracy and loss of a model on the server's test set."""
@@ -289,13 +281,13 @@ class MethodStrategy(FedAvg):
             void = reason = f"fewer than {self.min_replies} updates are within the bound on norms"
         received.refuse(t, received.ids[~kept], reason)
         ids = received.ids[kept]
-        summary = self.exchange.summarize(received, ids, outcome) if len(ids) else Summary()
-        notes = self.now.apply(self.method, outcome, ids) | summary.notes
+        loss, metrics = self.exchange.summarize(received, ids, outcome) if len(ids) else (float("nan"), {})
+        notes = self.now.apply(self.method, outcome, ids) | received.notes
         self.mark_accepted(t, ids, received.nodes)
-        record = self._record_round(t, ids, received, void, summary.loss, notes)
+        record = self._record_round(t, ids, received, void, loss, notes)
         if void or not (len(ids) or self.exchange.reports_empty_rounds):
             return None, None
-        return self.arrays(), MetricRecord({**summary.metrics, "replies": len(ids), **record.notes})
+        return self.arrays(), MetricRecord({**metrics, "replies": len(ids), **record.notes})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -410,8 +402,8 @@ class MethodStrategy(FedAvg):
 
     def mark_accepted(self, t: int, ids: Ints, nodes: Mapping[int, int]) -> None:
         """Store that the replies of clients ``ids`` counted in round ``t``; clients learn it with the next message."""
-        of = torch.tensor([_signed(nodes[int(c)]) for c in ids], dtype=torch.int64)
-        self.now.clients.write(ids, {"node": of, "accepted": torch.full((len(ids),), t)})
+        of = np.array([nodes[int(client)] for client in ids], np.uint64).view(np.int64)  # torch stores signed numbers
+        self.now.clients.write(ids, {"node": torch.from_numpy(of), "accepted": torch.full((len(ids),), t)})
 
     def log_cast(self, arrays: ArrayRecord, dtypes: Mapping[str, str]) -> None:
         """Log once per run that replies come in another floating type than the model's."""
@@ -503,18 +495,8 @@ class MethodStrategy(FedAvg):
         if last:
             self._save(self._run, last)
         records = self._past + [json.loads(line(record)) for record in self.records]
-        checkpoint.save_model(self._run.path / "model.safetensors", self._named(self.now.w))
+        checkpoint.save_model(self._run.path / "model.safetensors", unpack(self.arrays()))
         self._run.finish(summarize(self.exchange.describe(num_rounds), records, "finished", None))
-
-    def _named(self, w: Tensor) -> State:
-        named = {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}
-        named |= {name: torch.from_numpy(np.array(array.numpy())) for name, array in self.exchange.buffers.items()}
-        return {name: named[name] for name in self.layout.names}
-
-
-def _signed(node: int) -> int:
-    """Return a node's id, 64 bits without sign, as a number with one."""
-    return node - (1 << 64) if node >> 63 else node
 
 
 #: What Flower's privacy wrappers call on the strategy that they wrap, before any client trains.

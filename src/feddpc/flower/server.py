@@ -132,6 +132,7 @@ def server_app(
     rounds: int = 100,
     deadline: float = 3600.0,
     on_result: Callable[[MethodStrategy, Result], object] | None = None,
+    make: Callable[..., MethodStrategy] = strategy,
     **settings: Any,
 ) -> ServerApp:
     """Return a server app that runs ``rounds`` rounds of :func:`strategy`; ``settings`` are that function's.
@@ -146,20 +147,9 @@ def server_app(
         rounds: communication rounds.
         deadline: seconds after which a round goes on without the replies that are missing.
         on_result: called with the strategy and Flower's result at the end.
+        make: returns the strategy for the method and the settings.
         settings: everything else.
     """
-    return app_of(strategy, method, rounds, deadline, on_result, settings)
-
-
-def app_of(
-    make: Callable[..., MethodStrategy],
-    method: Method | str,
-    rounds: int,
-    deadline: float,
-    on_result: Callable[[MethodStrategy, Result], object] | None,
-    settings: Mapping[str, Any],
-) -> ServerApp:
-    """Return a server app that runs the strategy that ``make`` returns for the settings and the app's configuration."""
     app = ServerApp()
 
     @app.main()
