@@ -165,20 +165,17 @@ class _NodePool:
         """Store the one-time payload, and say how many samples this node has with it."""
         context.state[GIVEN] = arrays_of(content, "given")
         context.state[STAMP] = _values(content, "stamp")
-        return self.hello(self.node(ExperimentSpec.read(content), context), content, context)
+        return self.hello(self.node(node.spec, context), content, context)
 
     def survey(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer the probe once, before round 1, and remember what comes of it."""
-        answers = self._answer_probe(node, content)
-        self._memory(node, content, context).hold(
-            0, {k: v[0] for k, v in node.method.client_state_from_probe(answers).items()}
-        )
-        return {"answer": pack({k: v[0] for k, v in answers.items()})}
+        answers = self._answer_probe(node, self._weights(node, content))
+        self._memory(node, context).hold(0, _single(node.method.client_state_from_probe(answers)))
+        return {"answer": pack(_single(answers))}
 
     def probe(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer the probe, and keep the answer for this round."""
-        answers = self._answer_probe(node, content)
-        context.state[PROBED] = pack({k: v[0] for k, v in answers.items()})
+        context.state[PROBED] = pack(_single(self._answer_probe(node, self._weights(node, content))))
         return {"answer": context.state[PROBED]}
 
     def train(self, node: Node, content: RecordDict, context: Context) -> Answer:
@@ -189,16 +186,16 @@ class _NodePool:
             raise RefusedError(f"the message has round = {t!r}, lr = {lr!r} and accepted = {accepted!r}")
         w = self._weights(node, content)
         down = unpack(arrays_of(content, "down"), self.device)
-        memory = self._memory(node, content, context)
+        memory = self._memory(node, context)
         own = memory.recall(node.method, w, accepted)
         probed = self._probed(node, w, bool(order.get("asked")), context)
         plan = node.planner.plan(t, node.ids).resting(np.array([bool(order.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
         trained = Loop().train(node.method, node.task, w, down | node.payload, stacked, plan, lr)
         _check_finite(trained.up, trained.own, {"loss": trained.loss})
-        memory.hold(t, {k: v[0] for k, v in trained.own.items()})
+        memory.hold(t, _single(trained.own))
         metrics = MetricRecord({"num-examples": node.samples, "loss": float(trained.loss[0])})
-        return {"up": pack({k: v[0] for k, v in trained.up.items()}), "metrics": metrics}
+        return {"up": pack(_single(trained.up)), "metrics": metrics}
 
     def evaluate(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Evaluate the model on this node's own test samples."""
@@ -211,8 +208,8 @@ class _NodePool:
 
     # Helpers.
 
-    def _answer_probe(self, node: Node, content: RecordDict) -> State:
-        answers = Loop().probe(node.method, node.task, self._weights(node, content), node.planner.sweep(node.ids))
+    def _answer_probe(self, node: Node, w: Tensor) -> State:
+        answers = Loop().probe(node.method, node.task, w, node.planner.sweep(node.ids))
         _check_finite(answers)
         return answers
 
@@ -229,11 +226,10 @@ class _NodePool:
             return unpack(arrays_of(context.state, PROBED), self.device)
         if not asked:
             return method.default_probe(w)
-        answers = Loop().probe(method, node.task, w, node.planner.sweep(node.ids))
-        return {k: v[0] for k, v in answers.items()}
+        return _single(self._answer_probe(node, w))
 
-    def _memory(self, node: Node, content: RecordDict, context: Context) -> Memory:
-        name = f"{ExperimentSpec.read(content).tag}-client-{node.client}.safetensors"
+    def _memory(self, node: Node, context: Context) -> Memory:
+        name = f"{node.spec.tag}-client-{node.client}.safetensors"
         return Memory(context, None if self.folder is None else self.folder / name)
 
     def _identify(self, context: Context, spec: ExperimentSpec) -> tuple[int, int]:
@@ -280,6 +276,11 @@ def _values(content: RecordDict, key: str) -> ConfigRecord:
     return found
 
 
+def _single(stacked: State) -> State:
+    """Return the rows of the only client in a stack."""
+    return {key: rows[0] for key, rows in stacked.items()}
+
+
 def _check_finite(*states: State) -> None:
     """Refuse to send or remember a number that is not finite."""
     if not all(bool(value.isfinite().all()) for state in states for value in state.values()):
@@ -290,6 +291,7 @@ def _check_finite(*states: State) -> None:
 class Node:
     """One client's side of an experiment: its samples in the places that the simulator gives them."""
 
+    spec: ExperimentSpec
     client: int
     method: Method
     world: FederatedData
@@ -354,7 +356,7 @@ def build_node(
     task = spec.task(network, world.data, scaler, device, shift)
     planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
     like = torch.zeros((), dtype=dtype_of(spec.precision), device=device)
-    return Node(client, method, world, task, planner, {k: placed(v, like) for k, v in world.kit.items()})
+    return Node(spec, client, method, world, task, planner, {k: placed(v, like) for k, v in world.kit.items()})
 
 
 class Memory:

@@ -16,7 +16,7 @@ from torch import Tensor
 from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.experiment import default_batch_size
-from feddpc.flower.client_registry import ClientRegistry, NodeClient
+from feddpc.flower.client_registry import ClientRegistry, NodeClient, Record
 from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
@@ -29,7 +29,7 @@ from feddpc.flower.messages import (
 )
 from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received
 from feddpc.flower.rounds import Ints, Policies, Population, StepOutcome, upload_template
-from feddpc.flower.screening import Refusal, screen_replies
+from feddpc.flower.screening import Refusal
 from feddpc.flower.testing import replace_uploads, tamper
 from feddpc.methods.base import Cohort, State, overrides
 from feddpc.methods.federated_data import FederatedData, require_asking
@@ -170,10 +170,8 @@ class ClientAppExchange(Exchange):
         """Screen the replies, each on its own; simulated faults change some of them first."""
         replies = list(replies)
         faults = self._tamper(t, replies)
-        sent = self.strategy.sent
-        good, refused = screen_replies(replies, sent, self.registry.nodes, t, partial(self._read, t))
-        self.nodes.note_missing_payloads(refused)
-        received = self.received(t, list(good), self.nodes.refused + refused)
+        good = self.nodes.screen(replies, self.strategy.sent, t, self._read)
+        received = self.received(t, list(good), self.nodes.refused)
         # Under privacy, noise hides whether replies came, so the run goes on without them.
         received.expected &= self.policies.privacy is None
         received.uploads, received.faults = list(good.values()), faults
@@ -218,9 +216,9 @@ class ClientAppExchange(Exchange):
         chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
         model = pack({"w": self.method.evaluated(self.state.w, self.state.server)})
         nodes = sorted(chosen[: many if strategy.fraction_evaluate else 0].tolist())
-        contents = [self.nodes.content(self.registry.nodes[node], arrays=model) for node in nodes]
-        pairs = zip(contents, nodes, strict=True)
-        return [Message(content, node, MessageType.EVALUATE, group_id=str(t)) for content, node in pairs]
+        return self.nodes.messages(
+            MessageType.EVALUATE, {self.registry.nodes[node]: {"arrays": model} for node in nodes}, t
+        )
 
     # The experiment.
 
@@ -267,17 +265,15 @@ class ClientAppExchange(Exchange):
             self._templates = upload_template(method, state.w, down | dict(payload))
         asked, trains = method.probe_mask(cohort), method.train_mask(cohort)
         accepted = state.clients.read(ids)["accepted"].tolist()
-        model, broadcast, node_of = pack({"w": state.w}), pack(down), self.registry.node_of()
-        messages = []
+        model, broadcast = pack({"w": state.w}), pack(down)
+        parts: dict[int, Mapping[str, Record]] = {}
         for i, client in enumerate(ids.tolist()):
             order = {"round": t, "lr": cohort.client_lr, "accepted": accepted[i]}
             order |= {"rest": trains is not None and not trains[i], "asked": asked is None or bool(asked[i])}
-            content = self.nodes.content(client, arrays=model, down=broadcast, round=ConfigRecord(order))
-            messages.append(Message(content, node_of[client], MessageType.TRAIN, group_id=str(t)))
-        return messages
+            parts[client] = {"arrays": model, "down": broadcast, "round": ConfigRecord(order)}
+        return self.nodes.messages(MessageType.TRAIN, parts, t)
 
-    def _read(self, t: int, client: int, content: RecordDict) -> RecordDict:
-        self.nodes.check_sender(content, t, client)
+    def _read(self, client: int, content: RecordDict) -> RecordDict:
         metrics = only_record(content, MetricRecord)
         examples = self.strategy.bounds.examples(metrics.get("num-examples"))
         if examples != self.registry.sizes[client]:
