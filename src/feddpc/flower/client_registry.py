@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from logging import INFO
 from typing import TypeVar
 
@@ -134,8 +134,8 @@ class NodeClient:
 
         sent = [Message(RecordDict({SPEC: self.spec.record()}), node, "query.hello", group_id="0") for node in nodes]
         replies = grid.send_and_receive(sent, timeout=self.timeout)
-        _, refused = screen_replies(replies, sent, {node: node for node in nodes}, 0, read)
-        self.refused += [replace(refusal, client=None) for refusal in refused]  # which client it is, is not known
+        _, refused = screen_replies(replies, sent, None, 0, read)
+        self.refused += refused
         reasons = {refusal.node: refusal.reason for refusal in refused}
         for node in nodes:
             if node not in self.registry.nodes:

@@ -299,13 +299,12 @@ class MethodStrategy(FedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average what clients measured; each reply is screened on its own."""
         t = self._offset + server_round
-        nodes = {m.metadata.dst_node_id: i for i, m in enumerate(self.sent)}
 
         def read(_: int, content: RecordDict) -> RecordDict:
             self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
             return content
 
-        good, refused = screen_replies(replies, self.sent, nodes, t, read)
+        good, refused = screen_replies(replies, self.sent, None, t, read)
         self.pending += refused
         usable = averageable(list(good.values()))
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddpc import methods
-from feddpc.config import PARTS, Config, execution_keys, may_change
+from feddpc.config import Config, execution_keys, keys, may_change, option_tables
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler
@@ -41,8 +40,6 @@ from feddpc.privacy.mechanism import check
 from feddpc.robust.config import complete_policies
 
 Array = NDArray[Any]
-#: Arguments of a strategy that no configuration file can hold.
-OBJECTS = ("model", "test", "reserve", "scaler", "config")
 #: Seconds that a server waits for its clients to come.
 WAIT = 600.0
 
@@ -179,11 +176,12 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
     >>> from_run_config({"method": "fedprox", "fedprox.mu": 0.1, "feddpc.lam": 0.5})
     {'method': 'fedprox', 'hyper': {'mu': 0.1}}
     """
-    tables = {"hyper": "hyper", **PARTS}
+    tables = {"hyper": "hyper", **option_tables()}
     if method := values.get("method", method):
         tables[method] = "hyper"
-    known = {"client_lr", "deadline", *inspect.signature(strategy).parameters, *Config.__dataclass_fields__}
-    known -= {*OBJECTS, *tables.values()}
+    hints = get_type_hints(strategy)
+    objects = {name for name, hint in hints.items() if not {bool, int, float, str} & {hint, *get_args(hint)}}
+    known = {"client_lr", "deadline", *hints, *keys()} - objects - set(tables.values())
     settings: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
