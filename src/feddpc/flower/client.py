@@ -77,7 +77,7 @@ def client_app(
         data: ``data(client, clients)`` returns ``(x, y)`` or ``(x, y, x_test, y_test)`` of this node. Which client it
             is comes from the node's configuration: ``--node-config "partition-id=0 num-partitions=10"``.
         method: the only method this node takes part in; by default any registered one that the server names.
-        folder: where this node keeps what it remembers, so that it outlives a restart; by default it does not.
+        folder: where this node keeps what it remembers, so that it survives a restart; by default it does not.
         device: where it trains.
     """
     pool = _NodePool(model, data, method, Path(folder) if folder is not None else None, device)
@@ -168,7 +168,7 @@ class _NodePool:
         return self.hello(self.node(node.spec, context), content, context)
 
     def survey(self, node: Node, content: RecordDict, context: Context) -> Answer:
-        """Answer the probe once, before round 1, and remember what comes of it."""
+        """Answer the probe once, before round 1, and remember what the method makes of the answer."""
         answers = self._answer_probe(node, self._weights(node, content))
         self._memory(node, context).hold(0, _single(node.method.client_state_from_probe(answers)))
         return {"answer": pack(_single(answers))}

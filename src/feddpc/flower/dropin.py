@@ -203,7 +203,7 @@ class WeightsExchange(Exchange):
         self.buffers = {name: arrays[name] for name in self.strategy.layout.buffers}
 
     def restore(self) -> None:
-        """Take from a checkpoint which node was which client, and the buffers, if it has some."""
+        """Restore from a checkpoint which node is which client, and the buffers, if it has some."""
         ids, table = self.state.clients.export()
         nodes = table["node"].tolist() if len(ids) else []
         self.client_of = {int(n) % (1 << 64): int(c) for c, n in zip(ids.tolist(), nodes, strict=True)}
@@ -225,7 +225,7 @@ class WeightsExchange(Exchange):
         connected = list(grid.get_node_ids())
         self._number(connected)
         self._refuse_unknown_nodes(grid)
-        sent = strategy.flower_train_messages(t, arrays, config, grid)
+        sent = list(FedAvg.configure_train(strategy, t, arrays, config, grid))
         if not self._sampled and strategy.fraction_train:
             self._refuse_small_sample(len(sent), len(connected))
         self._sampled = True
@@ -293,6 +293,10 @@ class WeightsExchange(Exchange):
         self._stream, self._buffer_mean = None, BufferMean()  # free their memory until the next round
         usable, strategy = averageable([replies[client] for client in ids.tolist()]), self.strategy
         return float("nan"), (strategy.train_metrics_aggr_fn(usable, strategy.weighted_by_key) or {}) if usable else {}
+
+    def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Sample nodes as Flower does and send them the model."""
+        return list(FedAvg.configure_evaluate(self.strategy, t, arrays, config, grid))
 
     @functools.cached_property
     def _workspace(self) -> Tensor:

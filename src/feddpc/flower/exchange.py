@@ -58,7 +58,6 @@ class ClientAppExchange(Exchange):
         self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
         self.registry = ClientRegistry(self.config.clients)
         self.learned: State = {}
-        self._samples = 0
         self._invited: Ints = np.zeros(0, np.int64)
         self._templates: State = {}  # what one client uploads
         self._clients: Population | None = None
@@ -96,7 +95,7 @@ class ClientAppExchange(Exchange):
 
     def run_notes(self) -> dict[str, dict[str, Any]]:
         """Return what leaves a client and what hides it, and how many samples there were when the run began."""
-        notes = super().run_notes() | {COUNTED: {"samples": self._samples}}
+        notes = super().run_notes() | {COUNTED: {"samples": self.nodes.spec.samples}}
         if self.policies.privacy is not None:
             notes["privacy"]["note"] += f" {self.policies.privacy.describe()}"
         return notes
@@ -108,12 +107,12 @@ class ClientAppExchange(Exchange):
         folder = self.strategy.folder
         resumed = folder if folder is not None and is_run(folder) else None
         counted = self.assets.samples or int(self.registry.sample_counts().sum()) + self.assets.reserved
-        self._samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
+        samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
         if self.config.batch_size is None:
-            usual = default_batch_size(self._samples, self.config.clients)
+            usual = default_batch_size(samples, self.config.clients)
             size = usual if resumed is None else load_config(resumed).batch_size
             self.config = dataclasses.replace(self.config, batch_size=size)
-        self.nodes.spec = self.spec(self._samples)
+        self.nodes.spec = self.spec(samples)
 
     def prepare(self, grid: Grid) -> None:
         """Let the method learn what it needs before round 1, and send clients their one-time payload."""

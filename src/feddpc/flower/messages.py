@@ -64,7 +64,7 @@ def unpack(record: ArrayRecord, device: torch.device | str = "cpu") -> State:
 def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> NDArray[Any]:
     """Return a view of an array's numbers, without a copy; ``shape`` and ``dtype`` are what is expected, if anything.
 
-    Where a floating type is expected, any floating type passes: the receiver casts, and checks what comes of it.
+    Where a floating type is expected, any floating type passes: the receiver casts, and checks the result.
 
     >>> peek(Array(np.array([1.0, 2.0])), "w", (2,), "float64")
     array([1., 2.])

@@ -118,7 +118,7 @@ class Exchange(ABC):
         """Take the buffers of a model from outside."""
 
     def restore(self) -> None:  # noqa: B027
-        """Take from the state of a run that is continued what the exchange itself remembers."""
+        """Restore what the exchange itself remembers from the state of a resumed run."""
 
     # Every round.
 
@@ -163,9 +163,9 @@ class Exchange(ABC):
         """Return accuracy and loss of a model on the server's test set."""
         return float("nan"), 0.0
 
+    @abstractmethod
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Return the messages that ask clients to evaluate the model."""
-        return self.strategy.flower_evaluate_messages(t, arrays, config, grid)
 
 
 class MethodStrategy(FedAvg):
@@ -308,14 +308,6 @@ class MethodStrategy(FedAvg):
         self.pending += refused
         usable = averageable(list(good.values()))
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
-
-    def flower_train_messages(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Return the training messages of Flower's own FedAvg."""
-        return list(super().configure_train(t, arrays, config, grid))
-
-    def flower_evaluate_messages(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Return the evaluation messages of Flower's own FedAvg."""
-        return list(super().configure_evaluate(t, arrays, config, grid))
 
     def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
         """Make one message per node; its group is the round, which Flower copies into every reply."""

@@ -267,9 +267,9 @@ class ServerAssets:
             raise BadInputError(
                 f"{self.method.name} must know what a sample looks like before round 1: give the server a test set"
             )
-        nobody = Partition(np.zeros(0, np.int64), np.zeros(spec.clients + 1, np.int64))
+        with_clients = Partition(np.zeros(0, np.int64), np.zeros(spec.clients + 1, np.int64))
         reserve = np.zeros(0, np.int64) if self.reserve is None else self.reserve.order
-        return spec.federated_data(data, nobody, reserve)
+        return spec.federated_data(data, with_clients, reserve)
 
     def payload(self, client: int, extended: FederatedData | None, learned: Mapping[str, Tensor]) -> State:
         """Return what client ``client`` is sent once, before its first round."""

@@ -37,7 +37,7 @@ def secure_strategy(
     """Return a Flower strategy for nodes that run :func:`feddpc.flower.secure_client_app`.
 
     Args:
-        method: ``feddpc`` (clients then project and scale for themselves), or another whose server needs only the sum:
+        method: ``feddpc`` (clients then project and scale their own updates), or another that needs only the sum:
             ``fedavg``, ``fedprox``.
         max_norm: the longest update, in units of the model, that a client sends; one with a longer one drops out of
             the round. Every coordinate of the mean is off by at most ``2 max_norm / levels``, see ``Encoding``.
