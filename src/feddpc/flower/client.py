@@ -25,7 +25,7 @@ from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler
 from feddpc.engines.loop import Loop
-from feddpc.errors import BadInputError, FeddpcError
+from feddpc.errors import BadInputError, FeddpcError, RunFolderError
 from feddpc.experiment import largest_shift
 from feddpc.flower.messages import (
     NO_SETUP,
@@ -378,6 +378,8 @@ class Memory:
         held = arrays_of(self.context.state, MEMORY)
         if not held and accepted != NEVER and self.file is not None and self.file.exists():
             held = pack(load_model(self.file))
+            if foreign := [name for name in held if not name.partition(".")[0].isdecimal()]:  # no round, see `hold`
+                raise RunFolderError(f"{self.file} is no memory of a client (it holds {foreign[0]!r}): remove it")
         prefix = f"{accepted}."
         kept = ArrayRecord({name: array for name, array in held.items() if name.startswith(prefix)})
         self.context.state[MEMORY] = kept
