@@ -8,7 +8,7 @@ import torch
 from flwr.app import MetricRecord, RecordDict
 from flwr.app.message.message import make_message
 
-from feddpc import flower
+from feddpc import flower, methods
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import RETRY_AFTER
 from feddpc.flower.screening import SHORT
@@ -50,6 +50,10 @@ def first(kind, node):
         return hit and seen.count(True) == 1
 
     return lost
+
+
+def _trains(message, node):
+    return (message.metadata.message_type, message.metadata.dst_node_id) == ("train", node)
 
 
 def reserved(method, **how):
@@ -118,6 +122,22 @@ class TestEnrolment:
         assert all(2 in record.participants for record in strategy.records[3:])
         assert strategy.exchange.registry.nodes[2002] == 2
 
+    def test_a_node_that_is_refused_is_not_taken_for_a_client(self):
+        """Nodes that join in round 2 and claim to be a client that is there; their greetings name no client."""
+        server, client = halves(cohort=NODES)
+
+        def join(grid, t):
+            if t == NODES:
+                for node in (2002, 2003):
+                    context = grid.contexts[1002]
+                    grid.contexts[node] = type(context)(1, node, dict(context.node_config), RecordDict(), {})
+                    grid.apps[node] = grid.apps[1002]
+
+        strategy = flower.strategy("fedavg", **server)
+        train(strategy, Moody(flower.client_app(**client), before=join, lost=lambda m: _trains(m, 1000)), 2)
+        assert {refusal.client for refusal in strategy.refusals if refusal.node in (2002, 2003)} == {None}
+        assert [(record.dropped, record.rejected) for record in strategy.records] == [([0], []), ([0], [])]
+
     def test_evaluation_goes_on_without_a_node_that_has_left(self):
         dealt = flower.dealt(small_setting(cohort=NODES))
         client = dealt.client()
@@ -148,6 +168,17 @@ def test_the_batch_size_and_the_number_of_samples_are_those_of_the_beginning(tmp
     train(whole, Unreliable(app), 1)
     assert again.exchange.config.batch_size == whole.exchange.config.batch_size == stored
     assert again.exchange.nodes.spec.tag == whole.exchange.nodes.spec.tag
+
+
+def test_a_server_that_trains_first_uses_the_default_batch_size():
+    """DataSharing's server warms the model up, in batches as large as those of the clients."""
+    rule = methods.create("datasharing", warmup=1)
+    server, client = reserved(rule)
+    left_out = flower.strategy(rule, **{**server, "batch_size": None})
+    train(left_out, Unreliable(flower.client_app(**client)), 1)
+    given = flower.strategy(rule, **{**server, "batch_size": left_out.exchange.config.batch_size})
+    train(given, Unreliable(flower.client_app(**client)), 1)
+    assert torch.equal(vector(left_out), vector(given))
 
 
 def test_a_drop_in_that_remembers_clients_says_so_when_all_ids_are_new(tmp_path):

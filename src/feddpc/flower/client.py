@@ -24,7 +24,7 @@ from feddpc.build import adapt_module, cast_like, largest_shift
 from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import Scaler, make_scaler
+from feddpc.data.scaling import Scaler
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, FeddpcError, RunFolderError
 from feddpc.flower.messages import (
@@ -35,13 +35,13 @@ from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
     arrays_of,
-    expect,
+    dtype_of,
     layout_tag,
     pack,
-    tensor,
+    read_arrays,
     unpack,
 )
-from feddpc.flower.rounds import NEVER, all_finite
+from feddpc.flower.rounds import NEVER
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.models import check_supported
@@ -57,9 +57,8 @@ Model = nn.Module | Callable[[], nn.Module]
 KEPT = 16
 #: Errors that tensors of a wrong shape, type or size cause in a method's hooks or in torch.
 DOES_NOT_FIT = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-GIVEN, STAMP, PROBED = "feddpc.given", "feddpc.stamp", "feddpc.probed"
-#: The two memories that a client keeps, see :class:`Memory`.
-KINDS = ("settled", "pending")
+#: Names of records in a node's ``Context.state``.
+GIVEN, STAMP, PROBED, MEMORY = "feddpc.given", "feddpc.stamp", "feddpc.probed", "feddpc.memory"
 
 
 def client_app(
@@ -77,7 +76,7 @@ def client_app(
         data: ``data(client, clients)`` returns ``(x, y)`` or ``(x, y, x_test, y_test)`` of this node. Which client it
             is comes from the node's configuration: ``--node-config "partition-id=0 num-partitions=10"``.
         method: the only method this node takes part in; by default any registered one that the server names.
-        folder: where this node keeps what it remembers, so that it outlives a restart; by default it does not.
+        folder: where this node keeps what it remembers, so that it survives a restart; by default it does not.
         device: where it trains.
     """
     pool = _NodePool(model, data, method, Path(folder) if folder is not None else None, device)
@@ -165,20 +164,17 @@ class _NodePool:
         """Store the one-time payload, and say how many samples this node has with it."""
         context.state[GIVEN] = arrays_of(content, "given")
         context.state[STAMP] = _values(content, "stamp")
-        return self.hello(self.node(ExperimentSpec.read(content), context), content, context)
+        return self.hello(self.node(node.spec, context), content, context)
 
     def survey(self, node: Node, content: RecordDict, context: Context) -> Answer:
-        """Answer the probe once, before round 1, and remember what comes of it."""
-        answers = self._answer_probe(node, content)
-        self._memory(node, content, context).hold(
-            0, {k: v[0] for k, v in node.method.client_state_from_probe(answers).items()}
-        )
-        return {"answer": pack({k: v[0] for k, v in answers.items()})}
+        """Answer the probe once, before round 1, and remember what the method makes of the answer."""
+        answers = self._answer_probe(node, self._weights(node, content))
+        self._memory(node, context).hold(0, _single(node.method.client_state_from_probe(answers)))
+        return {"answer": pack(_single(answers))}
 
     def probe(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Answer the probe, and keep the answer for this round."""
-        answers = self._answer_probe(node, content)
-        context.state[PROBED] = pack({k: v[0] for k, v in answers.items()})
+        context.state[PROBED] = pack(_single(self._answer_probe(node, self._weights(node, content))))
         return {"answer": context.state[PROBED]}
 
     def train(self, node: Node, content: RecordDict, context: Context) -> Answer:
@@ -189,16 +185,16 @@ class _NodePool:
             raise RefusedError(f"the message has round = {t!r}, lr = {lr!r} and accepted = {accepted!r}")
         w = self._weights(node, content)
         down = unpack(arrays_of(content, "down"), self.device)
-        memory = self._memory(node, content, context)
+        memory = self._memory(node, context)
         own = memory.recall(node.method, w, accepted)
         probed = self._probed(node, w, bool(order.get("asked")), context)
         plan = node.planner.plan(t, node.ids).resting(np.array([bool(order.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
         trained = Loop().train(node.method, node.task, w, down | node.payload, stacked, plan, lr)
         _check_finite(trained.up, trained.own, {"loss": trained.loss})
-        memory.hold(t, {k: v[0] for k, v in trained.own.items()})
+        memory.hold(t, _single(trained.own))
         metrics = MetricRecord({"num-examples": node.samples, "loss": float(trained.loss[0])})
-        return {"up": pack({k: v[0] for k, v in trained.up.items()}), "metrics": metrics}
+        return {"up": pack(_single(trained.up)), "metrics": metrics}
 
     def evaluate(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Evaluate the model on this node's own test samples."""
@@ -210,16 +206,14 @@ class _NodePool:
 
     # Helpers.
 
-    def _answer_probe(self, node: Node, content: RecordDict) -> State:
-        answers = Loop().probe(node.method, node.task, self._weights(node, content), node.planner.sweep(node.ids))
+    def _answer_probe(self, node: Node, w: Tensor) -> State:
+        answers = Loop().probe(node.method, node.task, w, node.planner.sweep(node.ids))
         _check_finite(answers)
         return answers
 
     def _weights(self, node: Node, content: RecordDict) -> torch.Tensor:
         """Return the model of a message, which must fit this node's network."""
-        arrays = arrays_of(content, "arrays")
-        expect(arrays, ["w"], "the message")
-        return tensor(arrays["w"], "w", node.task.initial().cpu()).to(self.device)
+        return read_arrays(content, "arrays", {"w": node.task.initial().cpu()})["w"].to(self.device)
 
     def _probed(self, node: Node, w: torch.Tensor, asked: bool, context: Context) -> State:
         """Return this round's answer to the probe: the one that was sent, or one that stays at this node."""
@@ -230,11 +224,10 @@ class _NodePool:
             return unpack(arrays_of(context.state, PROBED), self.device)
         if not asked:
             return method.default_probe(w)
-        answers = Loop().probe(method, node.task, w, node.planner.sweep(node.ids))
-        return {k: v[0] for k, v in answers.items()}
+        return _single(self._answer_probe(node, w))
 
-    def _memory(self, node: Node, content: RecordDict, context: Context) -> Memory:
-        name = f"{ExperimentSpec.read(content).tag}-client-{node.client}.safetensors"
+    def _memory(self, node: Node, context: Context) -> Memory:
+        name = f"{node.spec.tag}-client-{node.client}.safetensors"
         return Memory(context, None if self.folder is None else self.folder / name)
 
     def _identify(self, context: Context, spec: ExperimentSpec) -> tuple[int, int]:
@@ -281,9 +274,14 @@ def _values(content: RecordDict, key: str) -> ConfigRecord:
     return found
 
 
+def _single(stacked: State) -> State:
+    """Return the rows of the only client in a stack."""
+    return {key: rows[0] for key, rows in stacked.items()}
+
+
 def _check_finite(*states: State) -> None:
     """Refuse to send or remember a number that is not finite."""
-    if not all_finite(*states):
+    if not all(bool(value.isfinite().all()) for state in states for value in state.values()):
         raise RefusedError("training gave numbers that are not finite: lower the rate")
 
 
@@ -291,6 +289,7 @@ def _check_finite(*states: State) -> None:
 class Node:
     """One client's side of an experiment: its samples in the places that the simulator gives them."""
 
+    spec: ExperimentSpec
     client: int
     method: Method
     world: FederatedData
@@ -328,15 +327,7 @@ def local_data(spec: ExperimentSpec, client: int, data: Dataset, given: Mapping[
             data, x_train=np.concatenate([data.x_train, x]), y_train=np.concatenate([data.y_train, y, rest])
         )
     starts = np.where(np.arange(spec.clients + 1) > client, mine, 0)
-    return FederatedData(
-        data=data,
-        partition=Partition(np.arange(mine), starts),
-        seed=spec.seed,
-        client_lr=spec.lr,
-        batch_size=spec.batch_size,
-        device=torch.device("cpu"),
-        reserve=reserve,
-    )
+    return spec.federated_data(data, Partition(np.arange(mine), starts), reserve)
 
 
 def build_node(
@@ -356,27 +347,14 @@ def build_node(
     world = local_data(spec, client, data, given)
     if any(k.startswith(("learned.", "reserve.")) for k in given):
         world = method.extend_data(world, learned)
-    shift = largest_shift(data) if spec.augment else 0
-    dtype = torch.float64 if spec.precision == "float64" else torch.float32
-    task = Classification(
-        network,
-        world.data,
-        _scaler(spec, data, given),
-        device=device,
-        dtype=dtype,
-        half=spec.precision == "bf16",
-        shift=shift,
-    )
-    planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
-    like = torch.zeros((), dtype=dtype, device=device)
-    return Node(client, method, world, task, planner, {k: cast_like(v, like) for k, v in world.kit.items()})
-
-
-def _scaler(spec: ExperimentSpec, data: Dataset, given: State) -> Scaler:
+    scaler = None
     if "scaler.mean" in given:
-        return Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
-    auto = "half" if data.is_image else "none"
-    return make_scaler(auto if spec.scaling == "auto" else spec.scaling, data)
+        scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
+    shift = largest_shift(data) if spec.augment else 0
+    task = spec.task(network, world.data, scaler, device, shift)
+    planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
+    like = torch.zeros((), dtype=dtype_of(spec.precision), device=device)
+    return Node(spec, client, method, world, task, planner, {k: cast_like(v, like) for k, v in world.kit.items()})
 
 
 class Memory:
@@ -384,7 +362,7 @@ class Memory:
 
     A client cannot know whether its reply counted: the server may have refused it, got it too late, or gone back to a
     checkpoint. So the memory after a round is pending until the next message of the server, which says which of the
-    client's replies counted last. Pending memory of another round is dropped.
+    client's replies counted last. That memory is used, and any other is dropped.
     """
 
     def __init__(self, context: Context, file: Path | None) -> None:
@@ -395,53 +373,27 @@ class Memory:
         fresh = method.init_client(w)
         if not fresh:
             return {}
-        kept = self._rounds()
-        if not kept and accepted != NEVER and self.file is not None and self.file.exists():
-            self._load()
-            kept = self._rounds()
-        for kind in reversed(KINDS):
-            if accepted != NEVER and kept.get(kind) == accepted:
-                state = unpack(arrays_of(self.context.state, f"feddpc.{kind}"), w.device)
-                self._put("settled", accepted, state)
-                return state
+        held = arrays_of(self.context.state, MEMORY)
+        if not held and accepted != NEVER and self.file is not None and self.file.exists():
+            held = pack(load_model(self.file))
+            if foreign := [name for name in held if not name.partition(".")[0].isdecimal()]:  # no round, see `hold`
+                raise RunFolderError(f"{self.file} is no memory of a client (it holds {foreign[0]!r}): remove it")
+        prefix = f"{accepted}."
+        kept = ArrayRecord({name: array for name, array in held.items() if name.startswith(prefix)})
+        self.context.state[MEMORY] = kept
+        if kept:
+            return {name.removeprefix(prefix): value for name, value in unpack(kept, w.device).items()}
         if accepted != NEVER:
             log(WARNING, "this client's memory of round %d is lost: it starts from the initial one", accepted)
         return fresh
 
     def hold(self, round: int, state: State) -> None:
-        """Keep the memory after ``round`` as pending."""
+        """Keep the memory after ``round`` as pending, together with the one that was recalled."""
         if not state:
             return
-        self._put("pending", round, state)
-        if self.file is None:
-            return
-        make_folder(self.file.parent)
-        kept = self._rounds()
-        save_model(
-            self.file,
-            {
-                f"{kept[kind]}.{key}": value
-                for kind in KINDS
-                if kind in kept
-                for key, value in unpack(arrays_of(self.context.state, f"feddpc.{kind}")).items()
-            },
-        )
-
-    def _load(self) -> None:
-        assert self.file is not None
-        by_round: dict[int, State] = {}
-        for name, value in load_model(self.file).items():
-            tag, _, key = name.partition(".")
-            if not (tag.isascii() and tag.isdecimal() and len(tag) < 19):  # a round, as `hold` writes it
-                raise RunFolderError(f"{self.file} is no memory of a client (it holds {name!r}): remove it")
-            by_round.setdefault(int(tag), {})[key] = value
-        for kind, round in zip(reversed(KINDS), sorted(by_round, reverse=True), strict=False):
-            self._put(kind, round, by_round[round])
-
-    def _rounds(self) -> dict[str, int]:
-        found = self.context.state.get("feddpc.rounds")
-        return {k: int(v) for k, v in found.items()} if isinstance(found, ConfigRecord) else {}  # type: ignore[arg-type]
-
-    def _put(self, kind: str, round: int, state: State) -> None:
-        self.context.state[f"feddpc.{kind}"] = pack(state)
-        self.context.state["feddpc.rounds"] = ConfigRecord({**self._rounds(), kind: round})
+        pending = pack({f"{round}.{key}": value for key, value in state.items()})
+        kept = ArrayRecord({**arrays_of(self.context.state, MEMORY), **pending})
+        self.context.state[MEMORY] = kept
+        if self.file is not None:
+            make_folder(self.file.parent)
+            save_model(self.file, unpack(kept))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import TypeVar
@@ -25,10 +25,9 @@ from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
     arrays_of,
-    expect,
     only_record,
     pack,
-    tensor,
+    read_arrays,
     unpack,
 )
 from feddpc.flower.rounds import Ints, probe_template
@@ -126,17 +125,18 @@ class NodeClient:
 
     def enroll_nodes(self, grid: Grid, nodes: list[int], connected: set[int]) -> None:
         """Ask nodes which clients they are, and register them."""
-        contents = {node: RecordDict({SPEC: self.spec.record()}) for node in nodes}
 
-        def read(i: int, content: RecordDict) -> None:
+        def read(node: int, content: RecordDict) -> None:
             client = self.header(content, 0).get("client")
             if type(client) is not int:
                 raise RefusedError(f"it says it is client {client!r}")
-            self.registry.register(nodes[i], client, self._size(content), connected)
+            self.registry.register(node, client, self._size(content), connected)
 
-        before = len(self.refused)
-        self._exchange(grid, "hello", contents, {node: i for i, node in enumerate(nodes)}, 0, read)
-        reasons = {refusal.node: refusal.reason for refusal in self.refused[before:]}
+        sent = [Message(RecordDict({SPEC: self.spec.record()}), node, "query.hello", group_id="0") for node in nodes]
+        replies = grid.send_and_receive(sent, timeout=self.timeout)
+        _, refused = screen_replies(replies, sent, None, 0, read)
+        self.refused += refused
+        reasons = {refusal.node: refusal.reason for refusal in refused}
         for node in nodes:
             if node not in self.registry.nodes:
                 self.registry.failed[node] = FailedEnrollment(reasons.get(node, "it did not answer"), connected)
@@ -145,7 +145,11 @@ class NodeClient:
         """Ask every client something before round 1; all must answer."""
         clients, named = range(self.registry.clients), ConfigRecord({"name": name})
         parts: dict[int, Mapping[str, Record]] = {c: {"question": named, "asked": pack(asked(c))} for c in clients}
-        answers = self._ask(grid, "learn", parts, 0, lambda content: self._finite(unpack(arrays_of(content, "answer"))))
+
+        def read(_: int, content: RecordDict) -> State:
+            return self.bounds.checked(unpack(arrays_of(content, "answer")))
+
+        answers = self._ask(grid, "learn", parts, 0, read)
         if missing := [c for c in clients if c not in answers]:
             raise BadInputError(
                 f"{self.spec.method} asks every client before round 1, but clients {missing} did not answer: start "
@@ -159,25 +163,19 @@ class NodeClient:
         parts: dict[int, Mapping[str, Record]] = {
             c: {"given": pack(payload), "stamp": self._stamp()} for c, payload in payloads.items() if payload
         }
-        sizes = self._ask(grid, "setup", parts, 0, self._size) if parts else {}
+        sizes = self._ask(grid, "setup", parts, 0, lambda _, content: self._size(content)) if parts else {}
         registry.sizes |= sizes
         registry.with_payload |= parts.keys()
         ready = {c for c in payloads if c in sizes or c not in parts}
         registry.ready |= {node for node, client in registry.nodes.items() if client in ready}
-
-    def note_missing_payloads(self, refused: list[Refusal]) -> None:
-        """Note which nodes say that they do not have their one-time payload: they will get it again."""
-        self.registry.ready -= {refusal.node for refusal in refused if NO_SETUP in refusal.reason}
 
     def prober(self, grid: Grid, method: Method, w: Tensor, action: str, t: int) -> Callable[[Ints], State]:
         """Return a function that sends the method's probe to clients; NaN stands for an answer that is missing."""
         templates, arrays = probe_template(method, w), pack({"w": w})
         missing = {key: torch.full_like(like, torch.nan) for key, like in templates.items()}
 
-        def read(content: RecordDict) -> State:
-            answer = arrays_of(content, "answer")
-            expect(answer, templates, "the answer")
-            return self._finite({key: tensor(answer[key], key, like) for key, like in templates.items()})
+        def read(_: int, content: RecordDict) -> State:
+            return self.bounds.checked(read_arrays(content, "answer", templates))
 
         def ask(ids: Ints) -> State:
             answers = self._ask(grid, action, {int(c): {"arrays": arrays} for c in ids}, t, read)
@@ -185,10 +183,33 @@ class NodeClient:
 
         return ask
 
-    def content(self, client: int, **records: Record) -> RecordDict:
-        """Return a message to a client: the experiment, which one-time payload it must have, and ``records``."""
-        setup = {SETUP: self._stamp()} if client in self.registry.with_payload else {}
-        return RecordDict({SPEC: self.spec.record(), **setup, **records})
+    def messages(self, kind: str, parts: Mapping[int, Mapping[str, Record]], t: int) -> list[Message]:
+        """Return one message per client with the experiment, which one-time payload it must have, and its records."""
+        made, node_of = [], self.registry.node_of()
+        for client, records in parts.items():
+            setup = {SETUP: self._stamp()} if client in self.registry.with_payload else {}
+            content = RecordDict({SPEC: self.spec.record(), **setup, **records})
+            if client in node_of:
+                made.append(Message(content, node_of[client], kind, group_id=str(t)))
+        return made
+
+    def screen(
+        self, replies: Iterable[Message], sent: list[Message], t: int, read: Callable[[int, RecordDict], T]
+    ) -> dict[int, T]:
+        """Return what ``read`` returns for usable replies of this experiment and round; collect the refused ones.
+
+        A node that says that it does not have its one-time payload will get it again.
+        """
+
+        def check_and_read(client: int, content: RecordDict) -> T:
+            if self.header(content, t).get("client") != client:
+                raise RefusedError(f"it says it is another client than {client}")
+            return read(client, content)
+
+        good, refused = screen_replies(replies, sent, self.registry.nodes, t, check_and_read)
+        self.refused += refused
+        self.registry.ready -= {refusal.node for refusal in refused if NO_SETUP in refusal.reason}
+        return good
 
     def header(self, content: RecordDict, t: int) -> ConfigRecord:
         """Return a reply's header, after checking that the reply belongs to this experiment and round."""
@@ -201,11 +222,6 @@ class NodeClient:
                 raise RefusedError(f"its {key} is {found.get(key)!r}, not {value!r}")
         return found
 
-    def check_sender(self, content: RecordDict, t: int, client: int) -> None:
-        """Refuse a reply of another experiment, round or client."""
-        if self.header(content, t).get("client") != client:
-            raise RefusedError(f"it says it is another client than {client}")
-
     def _stamp(self) -> ConfigRecord:
         """Return the name of a one-time payload, by which a client knows whether it has the right one."""
         return ConfigRecord({"stamp": self.spec.tag})
@@ -216,36 +232,10 @@ class NodeClient:
         action: str,
         parts: Mapping[int, Mapping[str, Record]],
         t: int,
-        read: Callable[[RecordDict], T],
-    ) -> dict[int, T]:
-        nodes = self.registry.node_of()
-        contents = {nodes[c]: self.content(c, **part) for c, part in parts.items() if c in nodes}
-
-        def check_and_read(client: int, content: RecordDict) -> T:
-            self.check_sender(content, t, client)
-            return read(content)
-
-        return self._exchange(grid, action, contents, self.registry.nodes, t, check_and_read)
-
-    def _exchange(
-        self,
-        grid: Grid,
-        action: str,
-        contents: Mapping[int, RecordDict],
-        clients: Mapping[int, int],
-        t: int,
         read: Callable[[int, RecordDict], T],
     ) -> dict[int, T]:
-        sent = [Message(content, node, f"query.{action}", group_id=str(t)) for node, content in contents.items()]
-        good, refused = screen_replies(grid.send_and_receive(sent, timeout=self.timeout), sent, clients, t, read)
-        self.refused += refused
-        self.note_missing_payloads(refused)
-        return good
+        sent = self.messages(f"query.{action}", parts, t)
+        return self.screen(grid.send_and_receive(sent, timeout=self.timeout), sent, t, read)
 
     def _size(self, content: RecordDict) -> int:
         return self.bounds.examples(only_record(content, MetricRecord).get("num-examples"))
-
-    def _finite(self, state: State) -> State:
-        for key, value in state.items():
-            self.bounds.check(key, value)
-        return state

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -22,12 +22,12 @@ from feddpc.checks import check_int, check_positive
 from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.layout import POLICIES, BufferMean, Layout, Numbers, find_buffers, read_buffers
-from feddpc.flower.messages import RefusedError, only_record
-from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received, Summary
+from feddpc.flower.messages import RefusedError, Rows, only_record
+from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received
 from feddpc.flower.rounds import NEVER, Ints, Policies, StepOutcome, trial_cohort
 from feddpc.flower.screening import Bounds, averageable, screen_replies
 from feddpc.methods._feddpc_forms import Stream
-from feddpc.methods.base import DATA_HOOKS, ClientContext, Cohort, Method, State, overrides
+from feddpc.methods.base import DATA_HOOKS, ClientContext, Cohort, Method, overrides
 from feddpc.policies import resolve_policies
 
 #: A population that is not counted.
@@ -100,30 +100,28 @@ class DropInStrategy(MethodStrategy):
         )
 
 
+@dataclass(eq=False)
 class WeightsExchange(Exchange):
     """The exchange with clients that receive weights and return weights and metrics, as for Flower's FedAvg."""
 
-    reports_empty_rounds = False
+    server_lr: float
+    weighting: str
+    clients: int | None  #: how many there are, if the method must know
+    robust: Config  #: rule and screen
+    buffer_policy: str
+    buffer_names: list[str]
+    client_of: dict[int, int] = field(default_factory=dict)  #: client number of every node seen
+    buffers: dict[str, Array] = field(default_factory=dict)
+    _buffer_mean: BufferMean = field(default_factory=BufferMean)
+    _stream: Stream | None = None
+    _examples: dict[int, int] = field(default_factory=dict)
+    _sampled: bool = False  # whether a round has been sampled since the run began
 
-    def __init__(
-        self,
-        server_lr: float,
-        weighting: str,
-        population: int | None,
-        robust: Config,
-        buffers: str,
-        buffer_names: list[str],
-    ) -> None:
-        self.server_lr, self.weighting, self.robust = check_positive("server_lr", server_lr), weighting, robust
-        self.clients = None if population is None else check_int("population", population, 1)
-        self.policies = Policies.of(robust)
-        self.buffer_policy, self.buffer_names = buffers, buffer_names
-        self.client_of: dict[int, int] = {}  #: client number of every node seen
-        self.buffers: dict[str, Array] = {}
-        self._buffer_mean = BufferMean()
-        self._stream: Stream | None = None
-        self._examples: dict[int, int] = {}
-        self._sampled = False  # whether a round has been sampled since the run began
+    def __post_init__(self) -> None:
+        check_positive("server_lr", self.server_lr)
+        if self.clients is not None:
+            check_int("population", self.clients, 1)
+        self.policies, self.reports_empty_rounds = Policies.of(self.robust), False
 
     def bind(self, strategy: MethodStrategy) -> None:
         """Refuse methods and settings that do not work with an unchanged client app."""
@@ -204,17 +202,14 @@ class WeightsExchange(Exchange):
                 ) from None
         self.buffers = {name: arrays[name] for name in self.strategy.layout.buffers}
 
-    def restore_buffers(self) -> None:
-        """Take buffers from a checkpoint, if it has some."""
-        if self.buffer_policy == "average":
-            stored = {n: self.state.watched.get(_key(n)) for n in self.strategy.layout.buffers}
-            self.buffers |= {n: Array(values.numpy()) for n, values in stored.items() if values is not None}
-
-    def prepare(self, grid: Grid) -> None:
-        """Remember which node was which client."""
+    def restore(self) -> None:
+        """Restore from a checkpoint which node is which client, and the buffers, if it has some."""
         ids, table = self.state.clients.export()
         nodes = table["node"].tolist() if len(ids) else []
         self.client_of = {int(n) % (1 << 64): int(c) for c, n in zip(ids.tolist(), nodes, strict=True)}
+        if self.buffer_policy == "average":
+            stored = {n: self.state.watched.get(_key(n)) for n in self.strategy.layout.buffers}
+            self.buffers |= {n: Array(values.numpy()) for n, values in stored.items() if values is not None}
 
     # Every round.
 
@@ -230,7 +225,7 @@ class WeightsExchange(Exchange):
         connected = list(grid.get_node_ids())
         self._number(connected)
         self._refuse_unknown_nodes(grid)
-        sent = strategy.flower_train_messages(t, arrays, config, grid)
+        sent = list(FedAvg.configure_train(strategy, t, arrays, config, grid))
         if not self._sampled and strategy.fraction_train:
             self._refuse_small_sample(len(sent), len(connected))
         self._sampled = True
@@ -243,11 +238,10 @@ class WeightsExchange(Exchange):
         self._number(sampled)
         clients = {node: self.client_of[node] for node in sampled}
         # Flower hands over a list; a grid may hand over an iterator.
-        arriving = self._one_by_one and not isinstance(replies, list)
+        arriving = self.streams and not isinstance(replies, list)
         self._stream = Stream(self.method, self.state.server["delta"]) if arriving else None  # type: ignore[arg-type]
-        self._buffer_mean = BufferMean()
+        self._buffer_mean, self._examples = BufferMean(), {}
         good, refused = screen_replies(replies, sent, clients, t, self._read)
-        self._examples = {client: reply.examples for client, reply in good.items()}
         return Received(
             ids=np.array(list(good), dtype=np.int64),
             nodes={client: node for node, client in clients.items()},
@@ -273,48 +267,48 @@ class WeightsExchange(Exchange):
             samples=torch.from_numpy(counts) if self.weighting == "samples" else None,
         )
 
-    def stack(self, received: Received) -> State:
-        """Return the updates, stacked; or one at a time, if the method can take them so."""
-        one_by_one, arrays = self._one_by_one, [reply.arrays for reply in received.uploads]
-        updates = Updates(self.state.w, self.strategy.layout, arrays, self._workspace if one_by_one else None)
-        return {"delta": updates if one_by_one else torch.stack(list(updates))}  # type: ignore[dict-item]
+    def rows(self, received: Received) -> Mapping[str, Rows]:
+        """Return the updates; in a stream, each in the memory of the one before."""
+        w, layout, into = self.state.w, self.strategy.layout, self._workspace if self.streams else None
+        return {"delta": Rows(received.uploads, lambda reply: layout.update(w, only_record(reply, ArrayRecord), into))}
 
-    def step(self, t: int, received: Received) -> StepOutcome | None:
+    def step(self, t: int, received: Received) -> StepOutcome:
         """Return the server's step, for a stream from the updates that it has already taken."""
-        if self._stream is None:
+        if self._stream is None or not len(received.ids):
             return super().step(t, received)
         good = torch.ones(len(received.ids), dtype=torch.bool)
         step = self._stream.step(self.server_lr)
         return StepOutcome(good, self.cohort(t, received.ids), step, self.state.watched)
 
-    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Average the buffers and the metrics of the clients that count."""
         replies = dict(zip(received.ids.tolist(), received.uploads, strict=True))
         if self._stream is None:
             for client, weight in zip(ids.tolist(), outcome.cohort.weights.tolist(), strict=True):
-                self._buffer_mean.add(self._read_buffers(replies[client].arrays), weight)
+                self._buffer_mean.add(self._read_buffers(replies[client]), weight)
         mean = self._buffer_mean
         self.buffers |= mean.arrays(self.strategy.layout)
         kept = {_key(n): torch.from_numpy(np.array(self.buffers[n].numpy())) for n in mean.values}
         self.state.watched = {**self.state.watched, **kept}  # so that a checkpoint has them
         self._stream, self._buffer_mean = None, BufferMean()  # free their memory until the next round
-        usable, strategy = averageable([replies[client].content for client in ids.tolist()]), self.strategy
-        return Summary(metrics=strategy.train_metrics_aggr_fn(usable, strategy.weighted_by_key) if usable else {})
+        usable, strategy = averageable([replies[client] for client in ids.tolist()]), self.strategy
+        return float("nan"), (strategy.train_metrics_aggr_fn(usable, strategy.weighted_by_key) or {}) if usable else {}
 
-    @property
-    def _one_by_one(self) -> bool:
-        """Whether the method's server takes updates one at a time."""
-        return getattr(self.method, "form", None) == "streaming" and self.policies.defense is None
+    def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Sample nodes as Flower does and send them the model."""
+        return list(FedAvg.configure_evaluate(self.strategy, t, arrays, config, grid))
 
     @functools.cached_property
     def _workspace(self) -> Tensor:
         """Memory for one update, used for all: new memory costs as much time as the arithmetic."""
         return torch.empty_like(self.state.w)
 
-    def _read_buffers(self, arrays: ArrayRecord) -> dict[str, Numbers]:
-        return read_buffers(self.strategy.layout, arrays) if self.buffer_policy == "average" else {}
+    def _read_buffers(self, reply: RecordDict) -> dict[str, Numbers]:
+        if self.buffer_policy != "average":
+            return {}
+        return read_buffers(self.strategy.layout, only_record(reply, ArrayRecord))
 
-    def _read(self, client: int, content: RecordDict) -> Reply:
+    def _read(self, client: int, content: RecordDict) -> RecordDict:
         """Check a reply; with a stream, the update and the buffers go there, and the arrays are forgotten."""
         if self.clients is not None and client >= self.clients:
             raise RefusedError(f"there are {self.clients} clients already: begin again with a larger population")
@@ -322,15 +316,15 @@ class WeightsExchange(Exchange):
         arrays = only_record(content, ArrayRecord)
         strategy.bounds.check("the update", strategy.layout.update(self.state.w, arrays, self._workspace))
         examples = strategy.bounds.examples(only_record(content, MetricRecord).get(strategy.weighted_by_key))
-        buffers = self._read_buffers(arrays)
+        buffers = self._read_buffers(content)
         strategy.log_cast(arrays, strategy.layout.dtypes)
+        self._examples[client] = examples
         if self._stream is None:
-            return Reply(content, arrays, examples)
+            return content
         weight = float(examples) if self.weighting == "samples" else 1.0
         self._stream.add(self._workspace, weight)
         self._buffer_mean.add(buffers, weight)
-        light = RecordDict({key: record for key, record in content.items() if isinstance(record, MetricRecord)})
-        return Reply(light, ArrayRecord(), examples)
+        return RecordDict({key: record for key, record in content.items() if isinstance(record, MetricRecord)})
 
     # Nodes and clients.
 
@@ -367,28 +361,6 @@ class WeightsExchange(Exchange):
 def _key(name: str) -> str:
     """Return the name of a buffer in a checkpoint."""
     return f"buffers/{name}"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A reply that can be used."""
-
-    content: RecordDict
-    arrays: ArrayRecord
-    examples: int
-
-
-@dataclass(frozen=True)
-class Updates:
-    """The updates of a cohort, each computed when it is asked for; with ``into``, in the memory of the one before."""
-
-    w: Tensor
-    layout: Layout
-    replies: list[ArrayRecord]
-    into: Tensor | None = None
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self.layout.update(self.w, reply, self.into) for reply in self.replies)
 
 
 def sends_plain_updates(method: Method) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,27 +16,27 @@ from torch import Tensor
 from feddpc.build import default_batch_size
 from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.flower.client_registry import ClientRegistry, NodeClient
+from feddpc.flower.client_registry import ClientRegistry, NodeClient, Record
 from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
-    Upload,
-    UploadRows,
+    Rows,
     arrays_of,
-    expect,
     only_record,
     pack,
+    read_arrays,
     tensor,
 )
-from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received, Summary
+from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received
 from feddpc.flower.rounds import Ints, Policies, RemotePopulation, StepOutcome, upload_template
-from feddpc.flower.screening import Refusal, screen_replies
+from feddpc.flower.screening import Refusal
 from feddpc.flower.testing import replace_uploads, tamper
 from feddpc.methods.base import Cohort, State, overrides
 from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.rng import generator
 from feddpc.runs import checkpoint
 from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
+from feddpc.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from feddpc.flower.server import ServerAssets
@@ -58,7 +58,6 @@ class ClientAppExchange(Exchange):
         self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
         self.registry = ClientRegistry(self.config.clients)
         self.learned: State = {}
-        self._samples = 0
         self._invited: Ints = np.zeros(0, np.int64)
         self._templates: State = {}  # what one client uploads
         self._clients: RemotePopulation | None = None
@@ -94,14 +93,12 @@ class ClientAppExchange(Exchange):
         """Return the first model."""
         return pack(self.assets.state_dict())
 
-    def disclosure(self) -> str:
-        """Say what leaves a client, and what hides it."""
-        mechanism = self.clients.policies.privacy
-        return self.method.privacy if mechanism is None else f"{self.method.privacy} {mechanism.describe()}"
-
     def run_notes(self) -> dict[str, dict[str, Any]]:
-        """Return what all strategies note, and how many samples there were when the run began."""
-        return super().run_notes() | {COUNTED: {"samples": self._samples}}
+        """Return what leaves a client and what hides it, and how many samples there were when the run began."""
+        notes = super().run_notes() | {COUNTED: {"samples": self.nodes.spec.samples}}
+        if self.policies.privacy is not None:
+            notes["privacy"]["note"] += f" {self.policies.privacy.describe()}"
+        return notes
 
     def enroll(self, grid: Grid, timeout: float) -> None:
         """Enroll clients; what follows from their numbers of samples is decided once and kept by a resumed run."""
@@ -110,12 +107,12 @@ class ClientAppExchange(Exchange):
         folder = self.strategy.folder
         resumed = folder if folder is not None and is_run(folder) else None
         counted = self.assets.samples or int(self.registry.sample_counts().sum()) + self.assets.reserved
-        self._samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
+        samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
         if self.config.batch_size is None:
-            usual = default_batch_size(self._samples, self.config.clients)
+            usual = default_batch_size(samples, self.config.clients)
             size = usual if resumed is None else load_config(resumed).batch_size
             self.config = dataclasses.replace(self.config, batch_size=size)
-        self.nodes.spec = self.spec(self._samples)
+        self.nodes.spec = self.spec(samples)
 
     def prepare(self, grid: Grid) -> None:
         """Let the method learn what it needs before round 1, and send clients their one-time payload."""
@@ -123,8 +120,8 @@ class ClientAppExchange(Exchange):
             self.learned = self.learn(grid)
         self.send_payloads(grid)
         if self.state.round == 0:
-            if overrides(self.method, "initial") and self.assets.task is not None:
-                self.strategy.reset(self.method.initial(self.assets.task, self.state.w, self._server_data()))
+            if overrides(self.method, "initial") and self.task is not None:
+                self.strategy.reset(self.method.initial(self.task, self.state.w, self._server_data()))
             if self.method.surveys:
                 ask = self.nodes.prober(grid, self.method, self.state.w, "survey", 0)
                 self.clients.survey(self.method, self.state, ask)
@@ -172,10 +169,8 @@ class ClientAppExchange(Exchange):
         """Screen the replies, each on its own; simulated faults change some of them first."""
         replies = list(replies)
         faults = self._tamper(t, replies)
-        sent = self.strategy.sent
-        good, refused = screen_replies(replies, sent, self.registry.nodes, t, partial(self._read, t))
-        self.nodes.note_missing_payloads(refused)
-        received = self.received(t, list(good), self.nodes.refused + refused)
+        good = self.nodes.screen(replies, self.strategy.sent, t, self._read)
+        received = self.received(t, list(good), self.nodes.refused)
         # Under privacy, noise hides whether replies came, so the run goes on without them.
         received.expected &= self.policies.privacy is None
         received.uploads, received.faults = list(good.values()), faults
@@ -197,23 +192,20 @@ class ClientAppExchange(Exchange):
         """Return what the server knows about clients ``ids`` in round ``t``."""
         return self.clients.known(self.method, self.state, t, ids)
 
-    def stack(self, received: Received) -> State:
-        """Return the uploads, stacked; or one at a time, where the method and the policies can take them so."""
-        rows = {key: UploadRows(received.uploads, key, like) for key, like in self._templates.items()}
-        guarded = self.policies.privacy is not None or self.policies.defense is not None
-        if getattr(self.method, "form", None) == "streaming" and not guarded:
-            return rows  # type: ignore[return-value]
-        return {key: torch.stack(list(row)) for key, row in rows.items()}
+    def rows(self, received: Received) -> Mapping[str, Rows]:
+        """Return the tensors that clients uploaded."""
+        return {key: Rows(received.uploads, partial(_read_tensor, key, like)) for key, like in self._templates.items()}
 
-    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Return the mean training loss of the clients that count; NaN when none of them trained."""
-        losses = torch.tensor([upload.loss for upload in received.uploads], dtype=self.state.w.dtype)
-        loss = float(losses[outcome.kept][outcome.cohort.steps > 0].mean())
-        return Summary(loss, {"train-loss": loss})
+        losses = [only_record(content, MetricRecord)["loss"] for content in received.uploads]
+        counted = torch.tensor(losses, dtype=self.state.w.dtype)[outcome.kept]
+        loss = float(counted[outcome.cohort.steps > 0].mean())
+        return loss, {"train-loss": loss}
 
     def evaluate(self, w: Tensor) -> dict[str, float]:
-        """Return the metrics on the server's test set by name."""
-        return self.assets.evaluate(w)
+        """Return the metrics on the server's test set by name; nothing where it has none."""
+        return super().evaluate(w) if self.task is None or self.assets.test is None else self.task.evaluate(w)
 
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Ask some of the connected clients to evaluate the model on their own test samples."""
@@ -223,9 +215,9 @@ class ClientAppExchange(Exchange):
         chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
         model = pack({"w": self.method.evaluated(self.state.w, self.state.server)})
         nodes = sorted(chosen[: many if strategy.fraction_evaluate else 0].tolist())
-        contents = [self.nodes.content(self.registry.nodes[node], arrays=model) for node in nodes]
-        pairs = zip(contents, nodes, strict=True)
-        return [Message(content, node, MessageType.EVALUATE, group_id=str(t)) for content, node in pairs]
+        return self.nodes.messages(
+            MessageType.EVALUATE, {self.registry.nodes[node]: {"arrays": model} for node in nodes}, t
+        )
 
     # The experiment.
 
@@ -246,8 +238,14 @@ class ClientAppExchange(Exchange):
         """Return what every message says about the experiment."""
         return ExperimentSpec.of(self.config, self.method, self.assets.flat, self.assets.classes, samples)
 
+    @cached_property
+    def task(self) -> Classification | None:
+        """The network on the server's own samples, None if it has none."""
+        data = self.assets.data(0)
+        return None if data is None else self.nodes.spec.task(self.assets.network, data, self.assets.scaler)
+
     def _server_data(self) -> FederatedData:
-        return self.assets.federated_data(self.config.clients, self._samples)
+        return self.assets.federated_data(self.nodes.spec)
 
     # Messages.
 
@@ -266,17 +264,15 @@ class ClientAppExchange(Exchange):
             self._templates = upload_template(method, state.w, down | dict(payload))
         asked, trains = method.probe_mask(cohort), method.train_mask(cohort)
         accepted = state.clients.read(ids)["accepted"].tolist()
-        model, broadcast, node_of = pack({"w": state.w}), pack(down), self.registry.node_of()
-        messages = []
+        model, broadcast = pack({"w": state.w}), pack(down)
+        parts: dict[int, Mapping[str, Record]] = {}
         for i, client in enumerate(ids.tolist()):
             order = {"round": t, "lr": cohort.client_lr, "accepted": accepted[i]}
             order |= {"rest": trains is not None and not trains[i], "asked": asked is None or bool(asked[i])}
-            content = self.nodes.content(client, arrays=model, down=broadcast, round=ConfigRecord(order))
-            messages.append(Message(content, node_of[client], MessageType.TRAIN, group_id=str(t)))
-        return messages
+            parts[client] = {"arrays": model, "down": broadcast, "round": ConfigRecord(order)}
+        return self.nodes.messages(MessageType.TRAIN, parts, t)
 
-    def _read(self, t: int, client: int, content: RecordDict) -> Upload:
-        self.nodes.check_sender(content, t, client)
+    def _read(self, client: int, content: RecordDict) -> RecordDict:
         metrics = only_record(content, MetricRecord)
         examples = self.strategy.bounds.examples(metrics.get("num-examples"))
         if examples != self.registry.sizes[client]:
@@ -284,16 +280,13 @@ class ClientAppExchange(Exchange):
         loss = metrics.get("loss")
         if not isinstance(loss, float) or not np.isfinite(loss):
             raise RefusedError(f"its loss is {loss!r}, not a finite number")
-        arrays = arrays_of(content, "up")
-        for key, value in self._read_upload(content).items():
-            self.strategy.bounds.check(key, value)
-        self.strategy.log_cast(arrays, {key: str(like.numpy().dtype) for key, like in self._templates.items()})
-        return Upload(arrays, loss)
+        self.strategy.bounds.checked(self._read_upload(content))
+        dtypes = {key: str(like.numpy().dtype) for key, like in self._templates.items()}
+        self.strategy.log_cast(arrays_of(content, "up"), dtypes)
+        return content
 
     def _read_upload(self, content: RecordDict) -> State:
-        arrays = arrays_of(content, "up")
-        expect(arrays, self._templates, "the upload")
-        return {key: tensor(arrays[key], key, like) for key, like in self._templates.items()}
+        return read_arrays(content, "up", self._templates)
 
     def _tamper(self, t: int, replies: list[Message]) -> dict[str, list[int]]:
         """Change the replies of clients that shall misbehave; return the faults and the clients that had them."""
@@ -304,3 +297,7 @@ class ClientAppExchange(Exchange):
         )
         self.state.watched = watched
         return self.clients.stragglers(t, self.clients.draw(t)) | who
+
+
+def _read_tensor(key: str, like: Tensor, content: RecordDict) -> Tensor:
+    return tensor(arrays_of(content, "up")[key], key, like)

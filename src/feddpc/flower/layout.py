@@ -65,7 +65,7 @@ class Layout:
         return layout_tag(self.shapes)
 
     def vector(self, arrays: Mapping[str, Array]) -> Tensor:
-        """Return the parameters of ``arrays`` as one vector, after checking that they are what they should be."""
+        """Return the parameters of ``arrays`` as one vector, after checking names, shapes and types."""
         return self._gather(arrays, lambda _, values, out: np.copyto(out, values))
 
     def update(self, w: Tensor, arrays: Mapping[str, Array], into: Tensor | None = None) -> Tensor:

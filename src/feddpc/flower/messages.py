@@ -10,24 +10,29 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddpc import methods
 from feddpc._version import __version__
 from feddpc.checks import check_int, coerce
-from feddpc.config import Config
+from feddpc.config import Config, keys
+from feddpc.data import Dataset
+from feddpc.data.partition import Partition
+from feddpc.data.scaling import Scaler, make_scaler
 from feddpc.data.untrusted import Header, read_header
 from feddpc.errors import FeddpcError
 from feddpc.methods.base import Method, State
+from feddpc.methods.federated_data import FederatedData
 from feddpc.models.flat import Flat
+from feddpc.tasks.classification import Classification
 
 R = TypeVar("R", ArrayRecord, MetricRecord)
 #: The longest header of an array that is read.
@@ -59,7 +64,7 @@ def unpack(record: ArrayRecord, device: torch.device | str = "cpu") -> State:
 def peek(array: Array, name: str, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> NDArray[Any]:
     """Return a view of an array's numbers, without a copy; ``shape`` and ``dtype`` are what is expected, if anything.
 
-    Where a floating type is expected, any floating type passes: the receiver casts, and checks what comes of it.
+    Where a floating type is expected, any floating type passes: the receiver casts, and checks the result.
 
     >>> peek(Array(np.array([1.0, 2.0])), "w", (2,), "float64")
     array([1., 2.])
@@ -133,6 +138,13 @@ def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
     return found if isinstance(found, ArrayRecord) else ArrayRecord()
 
 
+def read_arrays(content: RecordDict, key: str, like: Mapping[str, Tensor]) -> State:
+    """Return the tensors of a message's array record, which must have the names, shapes and types of ``like``."""
+    arrays = arrays_of(content, key)
+    expect(arrays, like, f"the record {key!r}")
+    return {name: tensor(arrays[name], name, expected) for name, expected in like.items()}
+
+
 def only_record(content: RecordDict, kind: type[R]) -> R:
     """Return the one record of a kind in a message, as Flower's strategies want it, or refuse the message.
 
@@ -146,8 +158,6 @@ def only_record(content: RecordDict, kind: type[R]) -> R:
     return found[0]
 
 
-#: Fields that a specification shares with a configuration; they are checked like those of a configuration.
-SHARED = ("seed", "clients", "batch_size", "epochs", "lr", "scaling", "augment", "precision")
 #: Limits that protect a node from a server that asks for too much work or memory.
 MOST_EPOCHS, MOST_SAMPLES, MOST_CLASSES = 1000, 10**8, 10**6
 
@@ -181,7 +191,7 @@ class ExperimentSpec:
             layout=layout_tag(dict(zip(flat.names, flat.shapes, strict=True))),
             samples=samples,
             classes=classes,
-            **{name: getattr(config, name) for name in SHARED} | {"batch_size": config.batch_size or 1},
+            **{name: getattr(config, name) for name in shared_keys()} | {"batch_size": config.batch_size or 1},
         )
 
     def record(self) -> ConfigRecord:
@@ -223,14 +233,56 @@ class ExperimentSpec:
             raise RefusedError(f"this node knows no method {self.method!r}: give it to client_app(method=...)")
         return methods.create(self.method, **hyper_of(self.hyper))
 
+    def task(
+        self, network: nn.Module, data: Dataset, scaler: Scaler | None, device: str = "cpu", shift: int = 0
+    ) -> Classification:
+        """Return ``network`` on ``data``; without a ``scaler``, samples are scaled as the experiment says."""
+        auto = "half" if data.is_image else "none"
+        return Classification(
+            network,
+            data,
+            scaler or make_scaler(auto if self.scaling == "auto" else self.scaling, data),
+            device=device,
+            dtype=dtype_of(self.precision),
+            half=self.precision == "bf16",
+            shift=shift,
+        )
+
+    def federated_data(self, data: Dataset, partition: Partition, reserve: NDArray[np.int64]) -> FederatedData:
+        """Return what one party knows of the data: its own samples, and none of the others'."""
+        return FederatedData(
+            data=data,
+            partition=partition,
+            seed=self.seed,
+            client_lr=self.lr,
+            batch_size=self.batch_size,
+            device=torch.device("cpu"),
+            reserve=reserve,
+        )
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the type of the model's numbers."""
+    return torch.float64 if precision == "float64" else torch.float32
+
+
+@functools.cache
+def shared_keys() -> tuple[str, ...]:
+    """Return the keys that a specification shares with a configuration, apart from the method.
+
+    >>> shared_keys()
+    ('seed', 'clients', 'batch_size', 'epochs', 'lr', 'scaling', 'augment', 'precision')
+    """
+    return tuple(f.name for f in fields(ExperimentSpec) if f.name in keys() and keys()[f.name].group != "method")
+
 
 def _checked(found: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a specification after checking their types and limits."""
-    config = Config.read({name: found[name] for name in SHARED} | {"cohort": 1})
+    config = Config.read({name: found[name] for name in shared_keys()} | {"cohort": 1})
     texts = {name: coerce(name, found[name], str) for name in ("version", "method", "hyper", "layout")}
     return {
         **texts,
-        **{name: getattr(config, name) for name in SHARED},
+        **{name: getattr(config, name) for name in shared_keys()},
         "batch_size": check_int("batch_size", config.batch_size, 1),
         "epochs": check_int("epochs", config.epochs, 1, MOST_EPOCHS),
         "samples": check_int("samples", found["samples"], 0, MOST_SAMPLES),
@@ -254,20 +306,12 @@ def hyper_text(method: Method) -> str:
     return json.dumps(method.hyper(), sort_keys=True)
 
 
-class Upload(NamedTuple):
-    """What a client sent, checked but still in its message."""
-
-    arrays: ArrayRecord
-    loss: float
-
-
 @dataclass(frozen=True)
-class UploadRows:
-    """One tensor of every upload, each read when it is asked for: a server that takes them one by one holds one."""
+class Rows:
+    """One tensor per reply, each read when it is asked for: a server that takes them one by one holds one."""
 
-    uploads: list[Upload]
-    key: str
-    like: Tensor
+    replies: list[RecordDict]
+    read: Callable[[RecordDict], Tensor]
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (tensor(upload.arrays[self.key], self.key, self.like) for upload in self.uploads)
+        return map(self.read, self.replies)

@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from types import FrameType
@@ -32,7 +31,7 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower import rounds
 from feddpc.flower.layout import Layout
-from feddpc.flower.messages import cast_note, only_record
+from feddpc.flower.messages import Rows, cast_note, only_record, unpack
 from feddpc.flower.rounds import Ints, Policies, RoundRecord, RunState, StepOutcome
 from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, averageable, describe_void_round, screen_replies
 from feddpc.methods.base import Cohort, Method, State
@@ -55,19 +54,15 @@ class Received:
     nodes: Mapping[int, int]  #: node of every client
     refused: list[Refusal]
     dropped: set[int]  #: invited clients without a reply
-    uploads: list[Any]  #: of ``ids``, as the exchange reads them
+    uploads: list[RecordDict]  #: of ``ids``, checked; empty if only their mean is known
     expected: bool = True  #: whether a round without replies is an error, and not a draw of no clients
     void: str | None = None  #: why the round does not count, if that is known already
     faults: dict[str, list[int]] = field(default_factory=dict)  #: simulated faults, and the clients that had them
+    notes: dict[str, float] = field(default_factory=dict)  #: what the exchange reports about the round
 
-
-@dataclass(frozen=True)
-class Summary:
-    """What an exchange reports about a round that counts."""
-
-    loss: float = float("nan")
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    notes: dict[str, float] = field(default_factory=dict)
+    def refuse(self, t: int, clients: Ints, reason: str) -> None:
+        """List replies of round ``t`` that could be read, but do not count."""
+        self.refused += [Refusal(t, self.nodes.get(client, 0), client, reason) for client in clients.tolist()]
 
 
 class Exchange(ABC):
@@ -113,12 +108,8 @@ class Exchange(ABC):
         """Do what has to be done before the first round of this process."""
 
     def run_notes(self) -> dict[str, dict[str, Any]]:
-        """Return what a run folder says once, by file name."""
-        return {"privacy": {"note": self.disclosure(), "disclosed": {}}}
-
-    def disclosure(self) -> str:
-        """Say what leaves a client."""
-        return self.method.privacy
+        """Return what a run folder says once, by file name; ``privacy`` says what leaves a client."""
+        return {"privacy": {"note": self.method.privacy, "disclosed": {}}}
 
     def make_layout(self, arrays: ArrayRecord) -> Layout:
         """Return how the first model's arrays map to its vector."""
@@ -127,8 +118,8 @@ class Exchange(ABC):
     def set_buffers(self, arrays: ArrayRecord) -> None:  # noqa: B027
         """Take the buffers of a model from outside."""
 
-    def restore_buffers(self) -> None:  # noqa: B027
-        """Take the buffers of a run that is continued."""
+    def restore(self) -> None:  # noqa: B027
+        """Restore what the exchange itself remembers from the state of a resumed run."""
 
     # Every round.
 
@@ -145,26 +136,37 @@ class Exchange(ABC):
         """Return what the server knows about clients ``ids`` in round ``t``."""
 
     @abstractmethod
-    def stack(self, received: Received) -> State:
-        """Return the uploads as the method's server rule takes them."""
+    def rows(self, received: Received) -> Mapping[str, Rows]:
+        """Return the uploads by name, each with one row per client."""
 
-    def step(self, t: int, received: Received) -> StepOutcome | None:
-        """Return the server's step; None if too few updates are within the bound on norms."""
-        cohort_of, least = partial(self.cohort, t), self.strategy.min_replies
-        uploads = self.stack(received)
-        return rounds.server_step(self.method, self.state, uploads, received.ids, cohort_of, self.policies, least)
+    @property
+    def streams(self) -> bool:
+        """Whether the server takes uploads one at a time; a defense and privacy need all of them at once."""
+        guarded = self.policies.privacy is not None or self.policies.defense is not None
+        return getattr(self.method, "form", None) == "streaming" and not guarded
+
+    def stack(self, received: Received) -> State:
+        """Return the uploads as the method's server rule takes them: stacked, or one at a time."""
+        rows = self.rows(received)
+        return rows if self.streams else {key: torch.stack(list(row)) for key, row in rows.items()}  # type: ignore[return-value]
+
+    def step(self, t: int, received: Received) -> StepOutcome:
+        """Return the server's step; without clients, that of an empty round."""
+        uploads = self.stack(received) if len(received.ids) else {}
+        cohort, least = self.cohort(t, received.ids), self.strategy.min_replies
+        return rounds.server_step(self.method, self.state, uploads, cohort, self.policies, least)
 
     @abstractmethod
-    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
-        """Report a round in which the updates of clients ``ids`` count, before the model moves."""
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
+        """Return training loss and metrics of a round in which clients ``ids`` count, before the model moves."""
 
     def evaluate(self, w: Tensor) -> dict[str, float]:
         """Return the metrics of a model on the server's test set by name; nothing where it has none."""
         return {}
 
+    @abstractmethod
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Return the messages that ask clients to evaluate the model."""
-        return self.strategy.flower_evaluate_messages(t, arrays, config, grid)
 
 
 class MethodStrategy(FedAvg):
@@ -272,17 +274,21 @@ class MethodStrategy(FedAvg):
         """Screen the replies, let the method's server rule move the model, and record the round."""
         t = self._offset + server_round
         received = self.exchange.receive(t, replies)
-        if received.void is not None or len(received.ids) < self.min_replies:
-            return self._close_void_round(t, received, self._too_few(t, received) if received.expected else None)
+        void = self._void_reason(t, received)
         outcome = self.exchange.step(t, received)
-        ids = self._accepted(t, received, outcome)
-        if outcome is None:
-            return self._close_void_round(t, received, self._too_few_within_bound())
-        summary = self.exchange.summarize(received, ids, outcome)
-        notes = self.now.apply(self.method, outcome, ids) | summary.notes
+        kept = outcome.kept.numpy()
+        reason = "its update is much longer than usual, or the rule did not choose it"
+        if len(kept) and outcome.step is None:
+            void = reason = f"fewer than {self.min_replies} updates are within the bound on norms"
+        received.refuse(t, received.ids[~kept], reason)
+        ids = received.ids[kept]
+        loss, metrics = self.exchange.summarize(received, ids, outcome) if len(ids) else (float("nan"), {})
+        notes = self.now.apply(self.method, outcome, ids) | received.notes
         self.mark_accepted(t, ids, received.nodes)
-        record = self._record_round(t, ids, received, loss=summary.loss, notes=notes)
-        return self.arrays(), MetricRecord({**summary.metrics, "replies": len(ids), **record.notes})
+        record = self._record_round(t, ids, received, void, loss, notes)
+        if void or not (len(ids) or self.exchange.reports_empty_rounds):
+            return None, None
+        return self.arrays(), MetricRecord({**metrics, "replies": len(ids), **record.notes})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -294,24 +300,15 @@ class MethodStrategy(FedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average what clients measured; each reply is screened on its own."""
         t = self._offset + server_round
-        nodes = {m.metadata.dst_node_id: i for i, m in enumerate(self.sent)}
 
         def read(_: int, content: RecordDict) -> RecordDict:
             self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
             return content
 
-        good, refused = screen_replies(replies, self.sent, nodes, t, read)
+        good, refused = screen_replies(replies, self.sent, None, t, read)
         self.pending += refused
         usable = averageable(list(good.values()))
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
-
-    def flower_train_messages(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Return the training messages of Flower's own FedAvg."""
-        return list(super().configure_train(t, arrays, config, grid))
-
-    def flower_evaluate_messages(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Return the evaluation messages of Flower's own FedAvg."""
-        return list(super().configure_evaluate(t, arrays, config, grid))
 
     def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
         """Make one message per node; its group is the round, which Flower copies into every reply."""
@@ -355,7 +352,7 @@ class MethodStrategy(FedAvg):
         self._arrays = arrays
         if self.folder is not None:
             self._open_folder(self.folder, num_rounds)
-        self.exchange.restore_buffers()
+        self.exchange.restore()
 
     def set_model(self, arrays: ArrayRecord) -> None:
         """Take a model from outside, if it is another one; the method's state stays."""
@@ -401,8 +398,8 @@ class MethodStrategy(FedAvg):
 
     def mark_accepted(self, t: int, ids: Ints, nodes: Mapping[int, int]) -> None:
         """Store that the replies of clients ``ids`` counted in round ``t``; clients learn it with the next message."""
-        of = torch.tensor([_signed(nodes[int(c)]) for c in ids], dtype=torch.int64)
-        self.now.clients.write(ids, {"node": of, "accepted": torch.full((len(ids),), t)})
+        of = np.array([nodes[int(client)] for client in ids], np.uint64).view(np.int64)  # torch stores signed numbers
+        self.now.clients.write(ids, {"node": torch.from_numpy(of), "accepted": torch.full((len(ids),), t)})
 
     def log_cast(self, arrays: ArrayRecord, dtypes: Mapping[str, str]) -> None:
         """Log once per run that replies come in another floating type than the model's."""
@@ -410,50 +407,32 @@ class MethodStrategy(FedAvg):
             self._cast_logged = True
             log(WARNING, "%s. Every reply in another floating type is cast; this is logged once per run", note)
 
-    def _accepted(self, t: int, received: Received, outcome: StepOutcome | None) -> Ints:
-        """Return the clients whose updates the server used; list the others as refused."""
-        ids = received.ids
-        if outcome is None:
-            reason, good = self._too_few_within_bound(), np.zeros(len(ids), bool)
-        else:
-            reason, good = "its update is much longer than usual, or the rule did not choose it", outcome.kept.numpy()
-        received.refused += [Refusal(t, received.nodes[client], client, reason) for client in ids[~good].tolist()]
-        return ids[good]
+    def _void_reason(self, t: int, received: Received) -> str | None:
+        """Return why a round whose clients should have answered does not count; None if it does.
 
-    def _too_few(self, t: int, received: Received) -> str:
-        """Return why the round is void, and list usable replies as refused if there are too few of them."""
-        if received.void is not None:
-            return received.void
-        reason = f"it could be used, but fewer than {self.min_replies} could"
-        for client in received.ids.tolist():
-            received.refused.append(Refusal(t, received.nodes.get(client, 0), client, reason))
-        return f"fewer than {self.min_replies} replies can be used"
-
-    def _too_few_within_bound(self) -> str:
-        return f"fewer than {self.min_replies} updates are within the bound on norms"
-
-    def _close_void_round(
-        self, t: int, received: Received, void: str | None
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Close a round in which no reply counts; ``void`` says why, if clients were expected to answer."""
-        cohort_of = partial(self.exchange.cohort, t)
-        notes = rounds.close_empty_round(self.method, self.now, cohort_of, self.exchange.policies)
-        record = self._record_round(t, received.ids[:0], received, void=void, notes=notes)
-        if void or not self.exchange.reports_empty_rounds:
-            return None, None
-        return self.arrays(), MetricRecord({"replies": 0, **record.notes})
+        If too few replies can be used, no client is left in ``received``, and those that could be used are refused.
+        """
+        void = received.void
+        if void is None and len(received.ids) < self.min_replies:
+            received.refuse(t, received.ids, f"it could be used, but fewer than {self.min_replies} could")
+            void = f"fewer than {self.min_replies} replies can be used"
+        if void is not None:
+            received.ids = received.ids[:0]
+        return void if received.expected else None
 
     def _record_round(
         self,
         t: int,
         ids: Ints,
         received: Received,
-        *,
+        void: str | None,
+        loss: float,
         notes: Mapping[str, float],
-        loss: float = float("nan"),
-        void: str | None = None,
     ) -> RoundRecord:
-        """Record round ``t``, in which clients ``ids`` count, and save the state; too many void rounds raise."""
+        """Record round ``t``, in which clients ``ids`` count, and save the state.
+
+        ``void`` says why none counts although clients were expected to answer; too many such rounds in a row raise.
+        """
         refused, dropped = received.refused, sorted(received.dropped)
         why = f"round {t}: {void}: {describe_void_round(refused, dropped)}"
         rejected = {r.client for r in refused if r.client is not None} - set(ids.tolist())
@@ -511,18 +490,8 @@ class MethodStrategy(FedAvg):
         if last:
             self._save(self._run, last)
         records = self._past + [json.loads(line(record)) for record in self.records]
-        checkpoint.save_model(self._run.path / "model.safetensors", self._named(self.now.w))
+        checkpoint.save_model(self._run.path / "model.safetensors", unpack(self.arrays()))
         self._run.finish(summarize(self.exchange.describe(num_rounds), records, "finished", None))
-
-    def _named(self, w: Tensor) -> State:
-        named = {name: w[a:b].reshape(self.layout.shapes[name]) for name, (a, b) in self.layout.spans.items()}
-        named |= {name: torch.from_numpy(np.array(array.numpy())) for name, array in self.exchange.buffers.items()}
-        return {name: named[name] for name in self.layout.names}
-
-
-def _signed(node: int) -> int:
-    """Return a node's id, 64 bits without sign, as a number with one."""
-    return node - (1 << 64) if node >> 63 else node
 
 
 #: What Flower's privacy wrappers call on the strategy that they wrap, before any client trains.

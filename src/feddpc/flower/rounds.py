@@ -47,39 +47,19 @@ def begin_run(method: Method, w: Tensor, population: int) -> RunState:
 
 
 def server_step(
-    method: Method,
-    state: RunState,
-    uploads: State,
-    ids: Ints,
-    cohort_of: Callable[[Ints], Cohort],
-    policies: Policies,
-    min_clients: int,
-) -> StepOutcome | None:
-    """Return the server's step for the uploads of clients ``ids``; None if too few are within the bound on norms."""
+    method: Method, state: RunState, uploads: State, cohort: Cohort, policies: Policies, min_clients: int
+) -> StepOutcome:
+    """Return the server's step for the uploads of a cohort, which may be empty.
+
+    If fewer than ``min_clients`` uploads are within the bound on norms, none counts.
+    """
     outcome = server_half.server_step(
-        method, state.w, state.server, uploads, cohort_of(ids), policies, state.watched, minimum=min_clients
+        method, state.w, state.server, uploads, cohort, policies, state.watched, minimum=min_clients
     )
     state.watched = outcome.watched
-    if outcome.step is None:
-        return None
-    if policies.faults is not None:
+    if policies.faults is not None and outcome.step is not None and len(outcome.kept):
         state.watched = policies.faults.saw(outcome.step.update, state.watched)
     return outcome
-
-
-def close_empty_round(
-    method: Method, state: RunState, cohort_of: Callable[[Ints], Cohort], policies: Policies
-) -> dict[str, float]:
-    """Close a round without uploads: the method and privacy have rules for that."""
-    none = np.zeros(0, np.int64)
-    outcome = server_half.server_step(method, state.w, state.server, {}, cohort_of(none), policies, state.watched)
-    return state.apply(method, outcome, none)
-
-
-def all_finite(*states: State) -> bool:
-    """Return whether all numbers of one client are finite; tensors have a leading dimension of one."""
-    finite = server_half.finite_rows(*states)
-    return finite is None or bool(finite.all())
 
 
 class RemotePopulation(Population):

@@ -18,6 +18,7 @@ from feddpc.checks import check_int, check_positive
 from feddpc.errors import FeddpcError
 from feddpc.flower.messages import REFUSED, REPLY, RefusedError, only_record
 from feddpc.methods._algebra import square
+from feddpc.methods.base import State
 
 T = TypeVar("T")
 #: How many characters of a text from another node are kept.
@@ -68,6 +69,12 @@ class Bounds:
         if norm > most:
             raise RefusedError(f"{name} has norm {norm:.6g}, more than {most:.6g}")
 
+    def checked(self, state: State) -> State:
+        """Return tensors, or refuse them if one is not finite or too long."""
+        for name, value in state.items():
+            self.check(name, value)
+        return state
+
     def examples(self, count: object) -> int:
         """Return how many examples a reply stands for, or refuse it."""
         number = count if isinstance(count, int | float) and not isinstance(count, bool) else math.nan
@@ -79,15 +86,15 @@ class Bounds:
 def screen_replies(
     replies: Iterable[Message],
     sent: Iterable[Message],
-    clients: Mapping[int, int],
+    clients: Mapping[int, int] | None,
     round: int,
     read: Callable[[int, RecordDict], T],
 ) -> tuple[dict[int, T], list[Refusal]]:
     """Return what ``read`` returns for usable replies, by client in rising order, and the other replies as refusals.
 
-    ``clients`` maps nodes to clients, and ``sent`` are the messages to answer. A reply must come from a node that was
-    asked, in the round in which it was asked, and once. An error reply for a node that is gone does not name the node;
-    the message that it answers does.
+    ``clients`` maps nodes to clients; without it, which client a node is does not matter, and replies go by node.
+    ``sent`` are the messages to answer. A reply must come from a node that was asked, in the round in which it was
+    asked, and once. An error reply for a node that is gone does not name the node; the message that it answers does.
     """
     good: dict[int, T] = {}
     refused: list[Refusal] = []
@@ -96,20 +103,21 @@ def screen_replies(
     for reply in replies:
         about = reply.metadata
         node = _addressee(about, sent) if reply.has_error() else about.src_node_id
-        client = clients.get(node)
+        client = None if clients is None else clients.get(node)
+        key = node if clients is None else client
         try:
             if reply.has_error():
                 raise RefusedError(f"error {reply.error.code}: {str(reply.error.reason).strip()[-SHORT:]}")
-            if client is None or node not in nodes:
+            if key is None or node not in nodes:
                 raise RefusedError("it was not asked")
             if about.group_id != str(round):
                 raise RefusedError(f"it answers for round {about.group_id or 'none'}, not {round}")
-            if client in good:
+            if key in good:
                 raise RefusedError("it answered already")
             header = reply.content.get(REPLY)
             if header is not None and REFUSED in header:
                 raise RefusedError(f"the node says: {header[REFUSED]!s}")
-            good[client] = read(client, reply.content)
+            good[key] = read(key, reply.content)
         except RefusedError as error:
             reason = shorten(str(error))
             refused.append(Refusal(round, node, client, reason))

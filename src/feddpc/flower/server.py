@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -21,13 +20,14 @@ from torch import Tensor, nn
 
 from feddpc import methods
 from feddpc.build import adapt_module
-from feddpc.config import PARTS, Config
+from feddpc.config import Config, execution_keys, keys, may_change, option_tables
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import Scaler, make_scaler
+from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.messages import ExperimentSpec, dtype_of
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.screening import Bounds
 from feddpc.methods.base import Method, State
@@ -36,11 +36,8 @@ from feddpc.models import check_supported
 from feddpc.models.flat import Flat
 from feddpc.policies import resolve_policies
 from feddpc.privacy.mechanism import check
-from feddpc.tasks.classification import Classification
 
 Array = NDArray[Any]
-#: Arguments of a strategy that no configuration file can hold.
-OBJECTS = ("model", "test", "reserve", "scaler", "config")
 #: Seconds that a server waits for its clients to come.
 WAIT = 600.0
 
@@ -129,6 +126,7 @@ def server_app(
     rounds: int = 100,
     deadline: float = 3600.0,
     on_result: Callable[[MethodStrategy, Result], object] | None = None,
+    make: Callable[..., MethodStrategy] = strategy,
     **settings: Any,
 ) -> ServerApp:
     """Return a server app that runs ``rounds`` rounds of :func:`strategy`; ``settings`` are that function's.
@@ -143,20 +141,9 @@ def server_app(
         rounds: communication rounds.
         deadline: seconds after which a round goes on without the replies that are missing.
         on_result: called with the strategy and Flower's result at the end.
+        make: returns the strategy for the method and the settings.
         settings: everything else.
     """
-    return app_of(strategy, method, rounds, deadline, on_result, settings)
-
-
-def app_of(
-    make: Callable[..., MethodStrategy],
-    method: Method | str,
-    rounds: int,
-    deadline: float,
-    on_result: Callable[[MethodStrategy, Result], object] | None,
-    settings: Mapping[str, Any],
-) -> ServerApp:
-    """Return a server app that runs the strategy that ``make`` returns for the settings and the app's configuration."""
     app = ServerApp()
 
     @app.main()
@@ -186,11 +173,12 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
     >>> from_run_config({"method": "fedprox", "fedprox.mu": 0.1, "feddpc.lam": 0.5})
     {'method': 'fedprox', 'hyper': {'mu': 0.1}}
     """
-    tables = {"hyper": "hyper", **PARTS}
+    tables = {"hyper": "hyper", **option_tables()}
     if method := values.get("method", method):
         tables[method] = "hyper"
-    known = {"client_lr", "deadline", *inspect.signature(strategy).parameters, *Config.__dataclass_fields__}
-    known -= {*OBJECTS, *tables.values()}
+    hints = get_type_hints(strategy)
+    objects = {name for name, hint in hints.items() if not {bool, int, float, str} & {hint, *get_args(hint)}}
+    known = {"client_lr", "deadline", *hints, *keys()} - objects - set(tables.values())
     settings: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
@@ -240,11 +228,6 @@ class ServerAssets:
             raise BadInputError("scaling = 'channel' needs the mean of all clients' data: use 'half', 'unit' or 'none'")
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of the model's numbers."""
-        return torch.float64 if self.config.precision == "float64" else torch.float32
-
-    @property
     def reserved(self) -> int:
         """How many samples the server has."""
         return 0 if self.reserve is None else len(self.reserve.y)
@@ -253,7 +236,7 @@ class ServerAssets:
     def network(self) -> nn.Module:
         """The network that is trained."""
         network = adapt_module(self.method, self.module, self.config.seed) or self.module
-        return network.to(self.dtype)
+        return network.to(dtype_of(self.config.precision))
 
     @cached_property
     def flat(self) -> Flat:
@@ -263,23 +246,6 @@ class ServerAssets:
     def state_dict(self) -> State:
         """Return the first model, by parameter, in the order of its vector."""
         return self.flat.parameters(self.flat.vector())
-
-    @cached_property
-    def task(self) -> Classification | None:
-        """The network on the server's own samples, None if it has none."""
-        data = self.data(0)
-        if data is None:
-            return None
-        auto = "half" if data.is_image else "none"
-        scaling = auto if self.config.scaling == "auto" else self.config.scaling
-        scaler = self.scaler or make_scaler(scaling, data)
-        return Classification(self.network, data, scaler, dtype=self.dtype, half=self.config.precision == "bf16")
-
-    def evaluate(self, w: Tensor) -> dict[str, float]:
-        """Return the metrics of a model on the test set by name; nothing where there is none."""
-        if self.task is None or self.test is None:
-            return {}
-        return self.task.evaluate(w)
 
     def data(self, elsewhere: int) -> Dataset | None:
         """Return the server's samples as a data set, and placeholder labels for ``elsewhere`` samples of clients."""
@@ -291,22 +257,16 @@ class ServerAssets:
         y = np.concatenate([y, np.zeros(elsewhere, np.int64)])
         return Dataset("server", x, y, x_test, y_test, self.classes)
 
-    def federated_data(self, clients: int, samples: int) -> FederatedData:
+    def federated_data(self, spec: ExperimentSpec) -> FederatedData:
         """Return a data set in which all samples except the server's are with the clients, only counted."""
-        data = self.data(max(samples - max(self.reserved, 1), 0))
+        data = self.data(max(spec.samples - max(self.reserved, 1), 0))
         if data is None:
             raise BadInputError(
                 f"{self.method.name} must know what a sample looks like before round 1: give the server a test set"
             )
-        return FederatedData(
-            data=data,
-            partition=Partition(np.zeros(0, np.int64), np.zeros(clients + 1, np.int64)),
-            seed=self.config.seed,
-            client_lr=self.config.lr,
-            batch_size=self.config.batch_size or 1,
-            device=torch.device("cpu"),
-            reserve=self.reserve.order if self.reserve is not None else np.zeros(0, np.int64),
-        )
+        with_clients = Partition(np.zeros(0, np.int64), np.zeros(spec.clients + 1, np.int64))
+        reserve = np.zeros(0, np.int64) if self.reserve is None else self.reserve.order
+        return spec.federated_data(data, with_clients, reserve)
 
     def payload(self, client: int, extended: FederatedData | None, learned: Mapping[str, Tensor]) -> State:
         """Return what client ``client`` is sent once, before its first round."""
@@ -340,7 +300,7 @@ class Dealt:
         """Return the arguments of ``strategy`` and ``server_app``, except the method."""
         experiment = self.experiment
         data, config = experiment.data, experiment.config
-        skip = ("method", "hyper", "engine", "device", "threads", "client_memory", "rounds")
+        skip = ("method", "hyper", *execution_keys(), *may_change())
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -218,11 +219,13 @@ class ScreenedGrid:
     """A grid for the protocol that drops replies without the form of the stage.
 
     For the protocol, the sender has dropped out, which it tolerates; unscreened, one such reply would end the run.
-    ``sizes`` are the lengths of the masked arrays, ``clients`` maps nodes to clients, ``refused`` lists the dropped.
+    ``clients`` maps nodes to clients, ``shapes`` are those of the arrays that every client sends, ``refused`` lists the
+    dropped replies.
     """
 
-    def __init__(self, grid: Grid, round: int, clients: dict[int, int], sizes: list[int]) -> None:
-        self.grid, self.round, self.clients, self.sizes = grid, round, clients, sizes
+    def __init__(self, grid: Grid, round: int, clients: dict[int, int], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.grid, self.round, self.clients = grid, round, clients
+        self.sizes = [1, *(math.prod(shape) for shape in shapes.values())]  # Flower sends a weight first
         self.refused: list[Refusal] = []
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -292,18 +295,6 @@ def _legacy(content: RecordDict) -> None:
         raise RefusedError(f"it lacks a record of Flower's older interface: {error}") from None
 
 
-@dataclass(frozen=True)
-class Terms:
-    """The terms of one secure sum."""
-
-    round: int
-    clients: dict[int, int]  #: node to client
-    encoding: Encoding
-    sizes: list[int]  #: lengths of the arrays that every client sends
-    quorum: int  #: how many must be in the sum for it to be opened
-    timeout: float | None = None  #: in seconds, for each of the four stages
-
-
 @dataclass
 class Summed:
     """The result: the mean over ``nodes`` in the encoding's units, None if the sum was not opened."""
@@ -313,9 +304,15 @@ class Summed:
     refused: list[Refusal] = field(default_factory=list)
 
 
-def secure_mean(grid: Grid, messages: list[Message], terms: Terms) -> Summed:
-    """Send every node its message, let the nodes mask their answers, and open only the mean of the answers."""
-    summed, run = Summed(), grid.run.run_id
+def secure_mean(
+    screened: ScreenedGrid, messages: list[Message], encoding: Encoding, quorum: int, timeout: float | None
+) -> Summed:
+    """Send every node its message, let the nodes mask their answers, and open only the mean of the answers.
+
+    The sum is opened if ``quorum`` clients are in it. Each of the four stages waits ``timeout`` seconds.
+    """
+    summed, grid = Summed(), screened.grid
+    run = grid.run.run_id
     proxies: list[ClientProxy] = [GridClientProxy(m.metadata.dst_node_id, grid, run) for m in messages]
     context = LegacyContext(
         Context(run_id=run, node_id=0, node_config={}, state=RecordDict(), run_config={}),
@@ -323,13 +320,12 @@ def secure_mean(grid: Grid, messages: list[Message], terms: Terms) -> Summed:
     )
     for proxy in proxies:
         context.client_manager.register(proxy)
-    context.state[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: terms.round})
+    context.state[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: screened.round})
     context.state[MAIN_PARAMS_RECORD] = ArrayRecord()  # what clients need is in the messages
-    screened = ScreenedGrid(grid, terms.round, terms.clients, [1, *terms.sizes])
     try:
-        Workflow(messages, terms)(cast(Grid, screened), context)
+        Workflow(messages, encoding.levels, quorum, timeout)(cast(Grid, screened), context)
     except ValueError as error:  # shares of keys that do not fit together
-        log(WARNING, "round %d: the sum could not be opened: %s", terms.round, error)
+        log(WARNING, "round %d: the sum could not be opened: %s", screened.round, error)
     summed.refused = screened.refused
     return summed
 
@@ -347,15 +343,15 @@ class Workflow(SecAggPlusWorkflow):
     Every node shares its keys with every other.
     """
 
-    def __init__(self, messages: list[Message], terms: Terms) -> None:
+    def __init__(self, messages: list[Message], levels: int, quorum: int, timeout: float | None) -> None:
         super().__init__(
             num_shares=1.0,
-            reconstruction_threshold=terms.quorum,
+            reconstruction_threshold=quorum,
             max_weight=1.0,
             clipping_range=1.0,
-            quantization_range=terms.encoding.levels,
+            quantization_range=levels,
             modulus_range=MODULUS,
-            timeout=terms.timeout,
+            timeout=timeout,
         )
         self.contents = {message.metadata.dst_node_id: message.content for message in messages}
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from logging import WARNING
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Result
 
 from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.exchange import ClientAppExchange
 from feddpc.flower.messages import RefusedError
-from feddpc.flower.method_strategy import MethodStrategy, Received, Summary
+from feddpc.flower.method_strategy import MethodStrategy, Received
 from feddpc.flower.rounds import Ints, StepOutcome
 from feddpc.flower.screening import Bounds
-from feddpc.flower.secure.protocol import SECURE, Encoding, Summed, Terms, repeated, secure_mean, summable
-from feddpc.flower.server import app_of, strategy
+from feddpc.flower.secure.protocol import SECURE, Encoding, ScreenedGrid, Summed, repeated, secure_mean, summable
+from feddpc.flower.server import server_app, strategy
 from feddpc.methods._algebra import residuals
 from feddpc.methods.base import Method, State
 
@@ -39,7 +37,7 @@ def secure_strategy(
     """Return a Flower strategy for nodes that run :func:`feddpc.flower.secure_client_app`.
 
     Args:
-        method: ``feddpc`` (clients then project and scale for themselves), or another whose server needs only the sum:
+        method: ``feddpc`` (clients then project and scale their own updates), or another that needs only the sum:
             ``fedavg``, ``fedprox``.
         max_norm: the longest update, in units of the model, that a client sends; one with a longer one drops out of
             the round. Every coordinate of the mean is off by at most ``2 max_norm / levels``, see ``Encoding``.
@@ -58,26 +56,15 @@ def secure_strategy(
     return made
 
 
-def secure_server_app(
-    method: Method | str = "feddpc",
-    *,
-    rounds: int = 100,
-    deadline: float = 3600.0,
-    on_result: Callable[[MethodStrategy, Result], object] | None = None,
-    **settings: Any,
-) -> ServerApp:
-    """Return a server app that runs ``rounds`` rounds of :func:`secure_strategy`; ``settings`` are that function's.
-
-    The app's configuration overrides these arguments, as for :func:`feddpc.flower.server_app`.
+def secure_server_app(method: Method | str = "feddpc", **settings: Any) -> ServerApp:
+    """Return a server app that runs rounds of :func:`secure_strategy`.
 
     Args:
         method: see ``secure_strategy``.
-        rounds: communication rounds.
-        deadline: seconds after which each of a round's four stages goes on without the replies that are missing.
-        on_result: called with the strategy and Flower's result at the end.
-        settings: everything else.
+        settings: those of ``secure_strategy``, and ``rounds``, ``deadline`` and ``on_result`` of
+            :func:`feddpc.flower.server_app`. Each of a round's four stages may take ``deadline`` seconds.
     """
-    return app_of(secure_strategy, method, rounds, deadline, on_result, settings)
+    return server_app(method, make=secure_strategy, **settings)
 
 
 class SecureExchange(ClientAppExchange):
@@ -89,6 +76,7 @@ class SecureExchange(ClientAppExchange):
         self.max_norm = max_norm
         self._encoding = Encoding(max_norm, self.config.cohort)
         self._summed = Summed()
+        self._mean: State = {}
 
     def quorum(self, invited: int) -> int:
         """Return how many must be in the sum: ``min_replies``, and more than half, or two halves could both open it."""
@@ -101,42 +89,39 @@ class SecureExchange(ClientAppExchange):
         if len(messages) >= self.quorum(len(messages)):
             for message in messages:
                 message.content[SECURE] = self._encoding.record()
-            self._summed = secure_mean(grid, messages, self._terms(t, len(messages)))
+            self._summed = secure_mean(
+                ScreenedGrid(grid, t, self.registry.nodes, self._shapes()),
+                messages,
+                self._encoding,
+                self.quorum(len(messages)),
+                self.nodes.timeout,
+            )
         return []
 
     def receive(self, t: int, replies: Iterable[Message]) -> Received:
-        """Return the mean, the clients that are in it, and the replies that the protocol dropped."""
+        """Return the clients that are in the mean, and the replies that the protocol dropped.
+
+        Of a mean, only its length and its cosine with g can be checked. Clients have projected g out, so the cosine
+        should be zero.
+        """
         ids = sorted(self.registry.nodes[node] for node in self._summed.nodes)
         received = self.received(t, ids, self.nodes.refused + self._summed.refused)
-        if (mean := self._open(t)) is not None:
-            received.uploads = [mean]
-        else:
+        self._mean, g = self._open(t) or {}, self.state.server.get("delta")
+        if not self._mean:
             received.void = "the sum was not opened" if self._summed.mean is None else "the mean is too long"
+        elif g is not None:
+            received.notes["along_g"] = abs(float(residuals(self._mean["delta"][None], g).cosine_m))
         return received
 
     def stack(self, received: Received) -> State:
         """Return the mean in place of every client's upload."""
-        mean = {name: value for name, value in received.uploads[0].items() if name != "loss"}
+        mean = {name: value for name, value in self._mean.items() if name != "loss"}
         return repeated(mean, len(received.ids))
 
-    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> Summary:
-        """Return the mean training loss, and the cosine of the mean with g: all that can be checked of a sum.
-
-        Clients have projected g out, so the cosine should be zero.
-        """
-        mean, loss, g = received.uploads[0]["delta"], float(received.uploads[0]["loss"]), self.state.server.get("delta")
-        notes = {} if g is None else {"along_g": abs(float(residuals(mean[None], g).cosine_m))}
-        return Summary(loss, {"train-loss": loss}, notes)
-
-    def _terms(self, t: int, invited: int) -> Terms:
-        return Terms(
-            round=t,
-            clients=self.registry.nodes,
-            encoding=self._encoding,
-            sizes=[int(np.prod(shape)) for shape in self._shapes().values()],
-            quorum=self.quorum(invited),
-            timeout=self.nodes.timeout,
-        )
+    def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
+        """Return the mean training loss."""
+        loss = float(self._mean["loss"])
+        return loss, {"train-loss": loss}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what every client sends: the method's upload, and the training loss."""
