@@ -91,7 +91,7 @@ class Config:
         "How the training set is split among the clients; also FILE.py:FUNCTION.",
         "data",
         kind="partition",
-        choices=("dirichlet", "dirichlet-equal", "shards", "quantity", "iid"),
+        choices=("dirichlet", "dirichlet-equal", "shards", "quantity", "iid", "natural"),
     )
     alpha: float = key(0.2, "Parameter of the Dirichlet partitions; small values give uneven clients.", "data")
     participation: str = key(

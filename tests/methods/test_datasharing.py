@@ -50,7 +50,7 @@ def test_shares_differ_between_clients_and_are_a_function_of_the_seed():
 
     def dealt(seed):
         config = Config(clients=10, cohort=2, seed=seed, device="cpu")
-        return for_method(build(with_reserve(config, [method])), method).federation.planner.partition
+        return for_method(build(with_reserve(config, [method])), method).planner.partition
 
     one, two, other = dealt(0), dealt(0), dealt(1)
     assert one.order.tolist() == two.order.tolist()

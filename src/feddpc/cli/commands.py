@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+if TYPE_CHECKING:
+    import click
+    from click import Command as Base
+    from click import Option
+    from click.exceptions import NoSuchOption, UsageError
+else:
+    # Typer 0.20 uses click, later versions a copy of it in a package of their own.
+    _package = TyperCommand.__mro__[1].__module__.rpartition(".")[0]
+    _exceptions = import_module(f"{_package}.exceptions")
+    Base, Option = object, getattr(import_module(f"{_package}.core"), "Option", None)
+    NoSuchOption, UsageError = _exceptions.NoSuchOption, _exceptions.UsageError
 
-class _Explained(click.Command):
+
+class _Explained(Base):
     """Writes the flags by section, and explains an unknown flag that is a key of the configuration."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments and flags by their ``rich_help_panel``, which typer uses only where rich prints."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            usual = "Arguments" if isinstance(parameter, click.Argument) else "Options"
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record := _help_record(parameter, ctx):
                 sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
         for name in sorted(sections, key=_place) if len(sections) > 1 else sections:
@@ -29,12 +40,12 @@ class _Explained(click.Command):
         """Read the flags."""
         try:
             return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
+        except NoSuchOption as error:
             key = error.option_name.lstrip("-").replace("-", "_")
             takes_set = any("--set" in parameter.opts for parameter in self.params)
             if not takes_set or (how := _settable(key)) is None:
                 raise
-            raise click.UsageError(f"No such option {error.option_name!r}: use --set {how}", ctx) from None
+            raise UsageError(f"No such option {error.option_name!r}: use --set {how}", ctx) from None
 
 
 class Command(_Explained, TyperCommand):
@@ -55,12 +66,12 @@ class Group(_Explained, TyperGroup):
         """Find the command that the first word names."""
         try:
             return super().resolve_command(ctx, args)
-        except click.NoSuchOption:
+        except NoSuchOption:
             raise
-        except click.UsageError:  # typer and click 8.4 each add their suggestion
+        except UsageError:  # typer and click 8.4 each add their suggestion
             near = " or ".join(map(repr, get_close_matches(args[0], self.list_commands(ctx))))
             hint = f" Did you mean {near}?" if near else ""
-            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
+            raise UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
 
 
 class LazyGroup(Group):
@@ -94,8 +105,10 @@ class LazyGroup(Group):
 
 def _help_record(parameter: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
     """Return name and help of a parameter; typer's own function imports rich, which takes a tenth of a second."""
-    if isinstance(parameter, click.Option):
-        return click.Option.get_help_record(parameter, ctx)
+    if Option is None:
+        return parameter.get_help_record(ctx)
+    if isinstance(parameter, Option):
+        return Option.get_help_record(parameter, ctx)
     words = [getattr(parameter, "help", None), "[required]" if parameter.required else None]
     return " ".join(parameter.get_usage_pieces(ctx)), "  ".join(word for word in words if word)
 
