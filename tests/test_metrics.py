@@ -18,6 +18,7 @@ from feddpc.study.overrides import Overrides
 from feddpc.study.space import Range
 from feddpc.study.sweep import write_tables
 from feddpc.tasks import Classification, Metric, Task
+from feddpc.tasks.measures import Measure
 from feddpc.tasks.metrics import CLASSIFICATION, LOSS
 from support import run_rounds, small_setting
 from sweeping import config, outcome
@@ -37,7 +38,7 @@ def regression(monkeypatch):
         t = len(calls)
         return {"mse": VALUES[t // 2 - 1], "loss": 1.0} if t % 2 == 0 else {}
 
-    monkeypatch.setattr(Classification, "metrics", (MSE, LOSS))
+    monkeypatch.setattr("feddpc.tasks.network.choose_measures", lambda *_: (Measure(MSE),))
     monkeypatch.setattr(Classification, "evaluate", evaluate)
     return calls
 
@@ -91,7 +92,7 @@ def test_a_table_that_describes_no_metric_is_refused(table):
 
 
 def test_divergence_is_judged_by_the_loss(monkeypatch):
-    monkeypatch.setattr(Classification, "metrics", (MSE, LOSS))
+    monkeypatch.setattr("feddpc.tasks.network.choose_measures", lambda *_: (Measure(MSE),))
     setting = small_setting()
 
     def record(**found):
@@ -123,7 +124,7 @@ def test_the_progress_shows_the_metric(capsys):
 
 
 def test_a_sweep_chooses_the_smallest_value(monkeypatch, tmp_path):
-    monkeypatch.setattr(Classification, "metrics", (MSE, LOSS))
+    monkeypatch.setattr("feddpc.tasks.network.choose_measures", lambda *_: (Measure(MSE),))
     monkeypatch.setattr(Classification, "evaluate", lambda self, w, size=500: {"mse": float(w.norm()), "loss": 1.0})
     specs = [RunSpec(config(method="fedavg", lr=lr, rounds=2)) for lr in (0.3, 1e-6)]
     results = run_study(specs, tmp_path)

@@ -8,7 +8,7 @@ from feddpc.data import Dataset
 from feddpc.data.scaling import channel_statistics, make_scaler
 from feddpc.errors import BadInputError
 from feddpc.tasks.base import Batch, Rows, by_autograd, by_transform
-from feddpc.tasks.classification import crop_and_flip
+from feddpc.tasks.network import crop_and_flip
 from support import blobs, small_setting
 
 
@@ -58,7 +58,7 @@ def test_evaluation_is_accuracy_and_mean_loss():
 
 
 def test_evaluation_scales_on_the_fly_when_data_are_large(monkeypatch):
-    from feddpc.tasks.classification import Classification
+    from feddpc.tasks import Classification
 
     small = small_setting().task
     monkeypatch.setattr(Classification, "resident_bytes", 0)

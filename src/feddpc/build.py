@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,34 +14,46 @@ from torch import Tensor, nn
 
 from feddpc import methods, models, sampling
 from feddpc.config import Config
-from feddpc.data import Dataset, load
-from feddpc.data import partition as partitions
+from feddpc.data import Dataset, load, schemes
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import make_scaler
+from feddpc.data.scaling import default_scaling, make_scaler
 from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
 from feddpc.methods.federated_data import FederatedData, reserved
 from feddpc.policies import Policies, resolve_policies
-from feddpc.tasks.classification import Classification
+from feddpc.registry import is_code
+from feddpc.tasks.kinds import BY_TARGET, TASKS
+from feddpc.tasks.losses import LOSSES
+from feddpc.tasks.measures import FUNCTIONS
+from feddpc.tasks.network import NetworkTask
 from feddpc.torch_globals import set_precision, set_threads
 from feddpc.validation import held_counts, held_out, judge
 
 
 def build(
-    config: Config, *, data: Dataset | None = None, module: nn.Module | None = None, partition: Partition | None = None
+    config: Config,
+    *,
+    data: Dataset | None = None,
+    module: nn.Module | None = None,
+    partition: Partition | None = None,
+    own: OwnParts | None = None,
 ) -> Experiment:
     """Build everything that does not depend on the method; ``data``, ``module`` and ``partition`` may be one's own."""
-    data = data or load(config.data)
-    config = resolve(config, data, module, partition)
+    own = own or OwnParts()
+    data = data or load(config.data, **config.data_options)
+    if partition is None and partition_name(config, data) == "natural":
+        partition = data.natural_partition()[0]
+        config = dataclasses.replace(config, partition="natural")
+    config = resolve(config, data, module, partition, own)
     assert config.reserve is not None
     reserve = reserved(config.reserve, data, config.seed)
     held = held_out(config.validation, data, reserve, config.seed)
     kept = np.concatenate([reserve, held])
     if partition is None:
         rest = np.setdiff1d(np.arange(len(data.y_train)), kept)
-        dealt = partitions.make(
+        dealt = schemes.make(
             config.partition, data.y_train[rest], config.clients, seed=config.seed, **config.partition_options
         )
         partition = Partition(rest[dealt.order], dealt.starts)
@@ -57,7 +70,7 @@ def build(
     models.check_supported(module)
     set_precision(config.precision)
     shift = largest_shift(data) if config.augment else 0
-    task = Classification(
+    task = (own.task or TASKS.get(config.task))(
         module,
         data,
         make_scaler(config.scaling, data),
@@ -65,6 +78,8 @@ def build(
         dtype=torch.float64 if config.precision == "float64" else torch.float32,
         half=config.precision == "bf16",
         shift=shift,
+        loss=own.loss or named_loss(config.loss),
+        metrics=own.metrics or named_metrics(config.metrics),
     )
     config = set_threads(config, task.d)
     assert config.batch_size is not None
@@ -91,6 +106,34 @@ def build(
     )
 
 
+@dataclass(frozen=True)
+class OwnParts:
+    """What a caller gives as objects: a task class, a loss, and metrics; the configuration holds their names."""
+
+    task: type[NetworkTask] | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    metrics: tuple[Any, ...] = ()
+
+
+def partition_name(config: Config, data: Dataset) -> str:
+    """Return how the data are split: as asked, or by what they are."""
+    if config.partition != "auto":
+        return config.partition
+    if data.client_ids is not None:
+        return "natural"
+    return "dirichlet" if data.target == "classes" else "iid"
+
+
+def named_loss(name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return a loss by its name, None for the task's own."""
+    return None if name == "auto" else LOSSES.get(name)
+
+
+def named_metrics(names: str) -> tuple[Any, ...]:
+    """Return metrics by their names, which commas separate; code in files is loaded."""
+    return tuple(FUNCTIONS.get(name) if is_code(name) else name for name in names.split(",") if name)
+
+
 def make_method(config: Config) -> tuple[Method, Config]:
     """Build the method of a configuration, and write all its hyper-parameters into the latter."""
     method = methods.create(config.method, **config.hyper)
@@ -98,12 +141,20 @@ def make_method(config: Config) -> tuple[Method, Config]:
 
 
 def resolve(
-    config: Config, data: Dataset, module: nn.Module | None = None, partition: Partition | None = None
+    config: Config,
+    data: Dataset,
+    module: nn.Module | None = None,
+    partition: Partition | None = None,
+    own: OwnParts | None = None,
 ) -> Config:
     """Fill in what was left open; the result says exactly what will be computed."""
-    changes: dict[str, Any] = {}
+    config = dataclasses.replace(config, partition=partition_name(config, data))
+    changes = _resolve_task(config, data, own or OwnParts())
+    if config.partition == "natural" and partition is None:
+        partition = data.natural_partition()[0]
     if partition is not None:
-        changes |= {"partition": "given", "clients": len(partition), "partition_options": {}}
+        name = "natural" if config.partition == "natural" else "given"
+        changes |= {"partition": name, "clients": len(partition), "partition_options": {}}
         if config.cohort > len(partition):
             raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients")
     else:
@@ -121,13 +172,29 @@ def resolve(
         changes["server_lr"] = config.lr
     changes["reserve"] = config.reserve or 0.0
     if config.scaling == "auto":
-        changes["scaling"] = "half" if data.x_train.dtype == np.uint8 else "none"
-    if config.augment and data.x_train.dtype != np.uint8:
+        changes["scaling"] = default_scaling(data)
+    if config.augment and not data.is_image:
         raise BadInputError(f"augment = true is for images, but {data.name} holds {data.x_train.dtype}: leave it out")
     changes["device"] = resolve_device(config.device)
     changes["participation_options"] = sampling.options(config.participation) | config.participation_options
     changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
     return resolve_policies(dataclasses.replace(config, **changes))
+
+
+def _resolve_task(config: Config, data: Dataset, own: OwnParts) -> dict[str, Any]:
+    """Return task, loss and metrics by name."""
+    name = config.task
+    if own.task is None and name == "auto":
+        name = BY_TARGET[data.target]
+    task: type[NetworkTask] = own.task or TASKS.get(name)  # type: ignore[assignment]
+    if task.target and task.target != data.target:
+        raise BadInputError(
+            f"task = {name!r} needs targets of kind {task.target}, but those of {data.name} are {data.target}: leave "
+            f"task out, or give the data with target={task.target!r}"
+        )
+    loss = task.usual_loss or "auto" if config.loss == "auto" and own.loss is None else config.loss
+    metrics = config.metrics or ",".join(task.measured)
+    return {"task": name, "loss": loss, "metrics": metrics}
 
 
 def largest_shift(data: Dataset) -> int:
@@ -147,12 +214,12 @@ def default_batch_size(samples: int, clients: int) -> int:
 
 def partition_options(config: Config, samples: int) -> dict[str, Any]:
     """Return the options of the configuration's partition, complete."""
-    options = partitions.options(config.partition) | config.partition_options
+    options = schemes.options(config.partition) | config.partition_options
     if "alpha" in options and "alpha" not in config.partition_options:
         options["alpha"] = config.alpha
     if "min_size" in options:
         given = config.partition_options.get("min_size")
-        options["min_size"] = partitions.resolve_min_size(samples, min(config.clients, samples), given)
+        options["min_size"] = schemes.resolve_min_size(samples, min(config.clients, samples), given)
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -188,6 +255,11 @@ def for_method(experiment: Experiment, method: Method, learned: State | None = N
 
     A method that changes nothing gets the very same experiment, so that a comparison builds it once.
     """
+    if method.targets and experiment.data.target not in method.targets:
+        raise BadInputError(
+            f"{method.name} learns targets of kind {' or '.join(method.targets)}, but those of {experiment.data.name} "
+            f"are {experiment.data.target}: choose another method"
+        )
     if not any(overrides(method, hook) for hook in DATA_HOOKS):
         return experiment
     config, data = experiment.config, experiment.data

@@ -84,12 +84,40 @@ class Config:
         kind="model",
         choices=("lenet5", "resnet18", "cnn", "mlp"),
     )
+    task: str = key(
+        "auto",
+        "What is learned, or FILE.py:CLASS.",
+        "data",
+        shown="auto, by the targets of the data",
+        kind="task",
+        choices=("classification", "regression", "multilabel", "next-token"),
+    )
+    loss: str = key(
+        "auto",
+        "The loss of a sample or token, or FILE.py:FUNCTION of outputs and targets that returns one value for each.",
+        "training",
+        shown="auto, by the task",
+        kind="loss",
+        choices=("cross-entropy", "squared", "absolute", "huber", "logistic"),
+    )
+    metrics: str = key(
+        "",
+        "What is measured, separated by commas: accuracy, top-5, f1, mse, mae, r2, perplexity, auc, loss, or "
+        "FILE.py:FUNCTION of all outputs and targets. The first one says what is best.",
+        "training",
+        shown="those of the task",
+        kind="metric",
+    )
+    evaluate_every: int = key(
+        1, "Evaluate the model after every so many rounds, and always after the last one.", "training"
+    )
     clients: int = key(100, "Number of clients.", "federation")
     cohort: int = key(10, "Clients that are sampled per round.", "federation")
     partition: str = key(
-        "dirichlet",
+        "auto",
         "How the training set is split among the clients; also FILE.py:FUNCTION.",
         "data",
+        shown="auto: natural where the data say who holds what, dirichlet for classes, else iid",
         kind="partition",
         choices=("dirichlet", "dirichlet-equal", "shards", "quantity", "iid", "natural"),
     )
@@ -215,6 +243,10 @@ class Config:
     model_options: Options = field(
         default_factory=dict, metadata=about("Options of the network.", "method", options_of="model")
     )
+    data_options: Options = field(
+        default_factory=dict,
+        metadata=about("Options of a table or a function: target=price, client=user.", "data", options_of="data"),
+    )
     partition_options: Options = field(
         default_factory=dict, metadata=about("Options of the partition.", "data", options_of="partition")
     )
@@ -251,7 +283,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        for name in ("clients", "cohort", "rounds", "epochs", "batch_size", "threads"):
+        for name in ("clients", "cohort", "rounds", "epochs", "batch_size", "threads", "evaluate_every"):
             value = getattr(self, name)
             _require(value is None or value == "auto" or value >= 1, name, value, "at least 1")
         _require(not isinstance(self.threads, int) or self.threads <= 1024, "threads", self.threads, "at most 1024")
@@ -271,6 +303,8 @@ class Config:
     def read(cls, values: Mapping[str, Any]) -> Config:
         """Build a configuration from names and values, checking both."""
         hints = types_of_keys()
+        if isinstance(values.get("metrics"), list | tuple):
+            values = {**values, "metrics": ",".join(map(str, values["metrics"]))}
         for key in values:
             if key not in hints:
                 raise unknown("key", key, hints)
@@ -383,8 +417,8 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
     >>> code_in({"model": "mine.py:Net", "data": "digits", "rounds": 3})
     ['mine.py:Net']
     """
-    named = [values[name] for name, facts in keys().items() if facts.kind and name in values]
-    return [value for value in named if isinstance(value, str) and is_code(value)]
+    named = [str(values[name]).split(",") for name, facts in keys().items() if facts.kind and name in values]
+    return [value for parts in named for value in parts if is_code(value)]
 
 
 def choices_of(name: str) -> tuple[str, ...]:

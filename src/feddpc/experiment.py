@@ -20,7 +20,7 @@ from feddpc.methods.federated_data import FederatedData, Ids
 from feddpc.participants import Draw, Sampler
 from feddpc.policies import Policies
 from feddpc.population import Population
-from feddpc.tasks.classification import Classification
+from feddpc.tasks.network import NetworkTask
 from feddpc.validation import Judge, judge
 
 #: Clients times classes up to which a run folder says who holds what.
@@ -38,7 +38,7 @@ class Experiment:
     config: Config
     data: Dataset
     partition: Partition  #: as it was dealt, before the method changed it
-    task: Classification  #: what is learned, with the data on the device
+    task: NetworkTask  #: what is learned, with the data on the device
     planner: Planner  #: who holds which samples, and their batches
     sampler: Sampler  #: who takes part when
     w0: Tensor  #: the first model
@@ -58,10 +58,14 @@ class Experiment:
         population = Population(self.config, self.planner.partition.sizes, self.sampler, self.policies.faults)
         object.__setattr__(self, "population", population)
 
-    def with_task(self, task: Classification, **changes: Any) -> Experiment:
+    def with_task(self, task: NetworkTask, **changes: Any) -> Experiment:
         """Return this experiment with another task, on which models are judged too."""
         validate = None if self.validate is None else judge(task, self.data, self.held_out)
         return dataclasses.replace(self, task=task, validate=validate, **changes)
+
+    def evaluates_in(self, t: int) -> bool:
+        """Return whether the model is evaluated after round ``t``: every few rounds, and after the last one."""
+        return self.evaluates and (t % self.config.evaluate_every == 0 or t == self.config.rounds)
 
     # A round's participants and batches.
 
@@ -102,9 +106,9 @@ class Experiment:
         return {"note": note, "disclosed": dict(self.world.disclosed) if self.world else {}}
 
     def holdings(self) -> dict[str, Any]:
-        """Return how many samples of which class each client holds; nothing where that is too much to be looked at."""
+        """Return how many samples of which class each client holds; nothing where that is too much, or no classes."""
         data, partition = self.data, self.partition
-        if len(partition) * data.classes > MOST_HOLDINGS:
+        if data.target != "classes" or len(partition) * data.classes > MOST_HOLDINGS:
             return {}
         names = data.class_names or [str(c) for c in range(data.classes)]
         return {"classes": list(names), "counts": partition.counts(data.y_train, data.classes).tolist()}

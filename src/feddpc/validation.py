@@ -12,7 +12,7 @@ from feddpc.data import Dataset
 from feddpc.errors import BadInputError
 from feddpc.methods.federated_data import Ids
 from feddpc.rng import generator
-from feddpc.tasks.classification import Classification, tensors
+from feddpc.tasks.network import NetworkTask
 
 
 def held_counts(share: float, data: Dataset, reserve: Ids) -> Ids:
@@ -50,7 +50,7 @@ def held_out(share: float, data: Dataset, reserve: Ids, seed: int) -> Ids:
 class Judge:
     """Evaluates models on samples held out of training: those are what ``task`` takes for its test set."""
 
-    task: Classification
+    task: NetworkTask
     batch_size: int
 
     def __call__(self, w: Tensor) -> dict[str, float]:
@@ -58,13 +58,13 @@ class Judge:
         return self.task.evaluate(w, self.batch_size)
 
 
-def judge(task: Classification, data: Dataset, held: Ids) -> Judge | None:
+def judge(task: NetworkTask, data: Dataset, held: Ids) -> Judge | None:
     """Return what evaluates a model of ``task`` on the training samples ``held``; None if there are none."""
     if not len(held):
         return None
     twin = copy.copy(task)
     twin.traces = task.traces  # it judges other samples, which are given to what is traced
-    x, twin.y_test = (t.to(task.device) for t in tensors(data.x_train[held], data.y_train[held]))
+    x, twin.y_test = task.tensors(data, data.x_train[held], data.y_train[held], task.device)
     twin.test_scaled = x.numel() * task.scaler.dtype.itemsize <= task.resident_bytes
     twin.x_test = task.inputs(x) if twin.test_scaled else x
     # A GPU wants large batches, a CPU such as fit into its caches.

@@ -126,7 +126,7 @@ def partition(
     wanted = flags.merge(given | _small(given.get("clients")), {}, set_, []).config(Config().method)
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
-    source = load(wanted.data)
+    source = load(wanted.data, **wanted.data_options)
     options = partition_options(wanted, len(source.y_train))
     split = schemes.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
     summary = schemes.summary(split, source.y_train, source.classes)

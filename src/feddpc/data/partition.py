@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -112,12 +111,3 @@ def integers(field: str, values: npt.ArrayLike, remedy: str = "convert it") -> I
             f"{field}: must be a one-dimensional array of integers, not {array.dtype} of shape {array.shape}: {remedy}"
         )
     return array.astype(np.int64, copy=False)
-
-
-def __getattr__(name: str) -> Any:
-    """Find the functions that build partitions in :mod:`feddpc.data.schemes`, which is loaded on first use."""
-    if name.startswith("_"):
-        raise AttributeError(name)
-    from feddpc.data import schemes
-
-    return getattr(schemes, name)

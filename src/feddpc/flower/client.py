@@ -48,7 +48,7 @@ from feddpc.models import check_supported
 from feddpc.models.flat import Flat
 from feddpc.runs.checkpoint import load_model, save_model
 from feddpc.storage import make_folder
-from feddpc.tasks.classification import Classification
+from feddpc.tasks.network import NetworkTask
 
 #: ``data(client, clients)`` returns the samples and labels of one client, and its test samples and labels if any.
 Data = Callable[[int, int], tuple[Any, ...]]
@@ -293,7 +293,7 @@ class Node:
     client: int
     method: Method
     world: FederatedData
-    task: Classification
+    task: NetworkTask
     planner: Planner
     payload: State  #: tensors that the server sent once
 

@@ -36,7 +36,7 @@ from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.rng import generator
 from feddpc.runs import checkpoint
 from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
-from feddpc.tasks.classification import Classification
+from feddpc.tasks.network import NetworkTask
 
 if TYPE_CHECKING:
     from feddpc.flower.server import ServerAssets
@@ -239,7 +239,7 @@ class ClientAppExchange(Exchange):
         return ExperimentSpec.of(self.config, self.method, self.assets.flat, self.assets.classes, samples)
 
     @cached_property
-    def task(self) -> Classification | None:
+    def task(self) -> NetworkTask | None:
         """The network on the server's own samples, None if it has none."""
         data = self.assets.data(0)
         return None if data is None else self.nodes.spec.task(self.assets.network, data, self.assets.scaler)

@@ -32,7 +32,8 @@ from feddpc.errors import FeddpcError
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
 from feddpc.models.flat import Flat
-from feddpc.tasks.classification import Classification
+from feddpc.tasks import Classification
+from feddpc.tasks.network import NetworkTask
 
 R = TypeVar("R", ArrayRecord, MetricRecord)
 #: The longest header of an array that is read.
@@ -235,7 +236,7 @@ class ExperimentSpec:
 
     def task(
         self, network: nn.Module, data: Dataset, scaler: Scaler | None, device: str = "cpu", shift: int = 0
-    ) -> Classification:
+    ) -> NetworkTask:
         """Return ``network`` on ``data``; without a ``scaler``, samples are scaled as the experiment says."""
         auto = "half" if data.is_image else "none"
         return Classification(

@@ -24,7 +24,7 @@ from feddpc.data import Dataset
 from feddpc.rng import generator as keyed_generator
 from feddpc.rng import torch_seed
 from feddpc.tasks.base import forked
-from feddpc.tasks.classification import tensors
+from feddpc.tasks.network import sample_tensor
 
 LATENT = 32  #: numbers of noise that make a sample
 WIDTH = 32  #: channels at half the image's size; twice as many each time it is halved, up to 128
@@ -129,7 +129,7 @@ def train(data: Dataset, x: Array, y: Ids, *, steps: int, seed: int, device: tor
     with forked(CPU, torch_seed(seed, "gan")), CPU:
         generator = Generator(_shape(data), data.classes, image=data.is_image)
         judge = Discriminator(_shape(data), data.classes, image=data.is_image)
-    real, _ = tensors(x, y)
+    real = sample_tensor(data, x)
     if not data.is_image:
         generator.centre.copy_(real.mean(0))
         generator.spread.copy_(real.std(0, correction=0))

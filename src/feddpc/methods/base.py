@@ -143,6 +143,8 @@ class Method:
     costs: ClassVar[Costs] = Costs()
     #: Parts of a model that it needs, e.g. ``features``; a model without them is refused.
     parts: ClassVar[tuple[str, ...]] = ()
+    #: Kinds of targets that it can learn, e.g. ``classes``; none: all.
+    targets: ClassVar[tuple[str, ...]] = ()
     #: What leaves a client besides its update.
     privacy: ClassVar[str] = "Nothing but the update leaves a client."
     #: Whether :meth:`combine` uses its rows only in weighted sums over clients, which several machines can add up.

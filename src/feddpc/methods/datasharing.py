@@ -50,6 +50,7 @@ class DataSharing(Method):
         "The server holds raw samples of every class and hands them to all clients: whoever they come from gives them "
         "away. The clients' own samples stay where they are."
     )
+    targets: ClassVar[tuple[str, ...]] = ("classes",)
     costs: ClassVar[Costs] = Costs(
         down="1 + samples once",
         client_state="shared samples",

@@ -63,6 +63,7 @@ class FAug(Method):
         "Raw samples reach the server before round 1: up to `seeds` of each rare class a client holds, hidden among as "
         "many of each of `redundant` other classes. The generator, which may have memorised them, reaches every client."
     )
+    targets: ClassVar[tuple[str, ...]] = ("classes",)
     costs: ClassVar[Costs] = Costs(
         down="1 + generator once",
         up="1 + seeds once",

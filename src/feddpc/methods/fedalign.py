@@ -67,6 +67,7 @@ class FedAlign(Method):
     name: ClassVar[str] = "fedalign"
     title: ClassVar[str] = "FedAlign"
     reference: ClassVar[str] = "Mendieta et al., Local Learning Matters, CVPR 2022, arXiv:2111.14213"
+    targets: ClassVar[tuple[str, ...]] = ("classes", "floats", "multihot")
     costs: ClassVar[Costs] = Costs(client_work="last stage again, narrow")
     needs_only_sums: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ("trunk", "last_stage", "top")
@@ -99,7 +100,7 @@ class FedAlign(Method):
             return task.loss(y, batch)
         # one call for all parts: each would pay its own way from and back to the vector
         h, o, narrow, logits = task.part(y, full_and_narrow, batch.x, self.omega)
-        ce = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+        ce = batch.mean(task.sample_losses(logits, batch.y))
         h = fitted(h, o)
         full = stretch(h, o.detach())
         gap = stretch(h[:, : reduced(h.shape[1], self.omega)], narrow) - full

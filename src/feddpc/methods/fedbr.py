@@ -15,7 +15,7 @@ from feddpc.methods.base import ClientContext, Costs, Method, State
 from feddpc.methods.federated_data import Ask, FederatedData, Ids, ask_locally
 from feddpc.models.heads import WithProjector
 from feddpc.tasks.base import Batch, Task
-from feddpc.tasks.classification import tensors
+from feddpc.tasks.network import sample_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,7 @@ class FedBR(Method):
         "there to every client. An average of few samples can show what these look like; that of a client with one "
         "sample is the sample."
     )
+    targets: ClassVar[tuple[str, ...]] = ("classes",)
     costs: ClassVar[Costs] = Costs(
         down="1 + P", up="1 + P", client_state="pseudo-data", client_work="about 3 forward passes a step"
     )
@@ -117,7 +118,7 @@ class FedBR(Method):
     def answer(self, question: str, client: int, world: FederatedData, asked: State) -> State:
         """Return averages of one client's samples at the places that the server drew."""
         places, mine = asked["places"].numpy(), world.partition[client]
-        x, _ = tensors(world.data.x_train[mine[places.reshape(-1)]], world.data.y_train[:0])
+        x = sample_tensor(world.data, world.data.x_train[mine[places.reshape(-1)]])
         return {"x_p": x.reshape(*places.shape, *x.shape[1:]).double().mean(1).float()}
 
     def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
@@ -140,7 +141,7 @@ class FedBR(Method):
         if self.mixture:
             x_p = (x_p + batch.x[pair]) / 2
         f, logits = task.part(y, "features_and_logits", torch.cat([batch.x, x_p]))
-        ce = batch.mean(F.cross_entropy(logits[:size], batch.y, reduction="none"))
+        ce = batch.mean(task.sample_losses(logits[:size], batch.y))
         target = torch.full_like(logits[size:], 1 / logits.shape[1])
         if self.mixture:
             label = batch.y[pair][:, None] == torch.arange(logits.shape[1], device=y.device)

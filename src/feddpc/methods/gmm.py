@@ -56,6 +56,7 @@ class GMM(Method):
         "Before round 1 a client sends, for each class it holds, count, sum and sum of squares of its samples, then of "
         "each component, em_rounds times; also the range of float features. This can bare its only sample of a class."
     )
+    targets: ClassVar[tuple[str, ...]] = ("classes",)
     costs: ClassVar[Costs] = Costs(
         down="1 + mixtures once",
         up="1 + statistics once",

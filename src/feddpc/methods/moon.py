@@ -53,6 +53,7 @@ class MOON(Method):
     name: ClassVar[str] = "moon"
     title: ClassVar[str] = "MOON"
     reference: ClassVar[str] = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021, arXiv:2103.16257"
+    targets: ClassVar[tuple[str, ...]] = ("classes", "floats", "multihot")
     costs: ClassVar[Costs] = Costs(client_state="1", client_work="two extra forward passes")
     needs_only_sums: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ("features", "head")
@@ -83,7 +84,7 @@ class MOON(Method):
         z_glob = task.part(ctx.w, "project", batch.x)
         z_prev = torch.where(ctx.state["seen"] > 0, task.part(ctx.state["prev"], "project", batch.x), z_glob)
         l_con = contrast(z, z_glob, z_prev, self.tau)
-        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none") + self.mu * l_con)
+        return batch.mean(task.sample_losses(logits, batch.y) + self.mu * l_con)
 
     def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """Remember the local model."""

@@ -79,10 +79,11 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
 def _evaluate(experiment: Experiment, method: Method, state: RunState, exchange: Exchange) -> dict[str, float | None]:
     """Return the metrics on the test set and on held-out samples, which the engine may have found already."""
     score, validation, listed = exchange.score, exchange.validation, experiment.task.metrics
+    due = experiment.evaluates_in(state.round)
     if score is None:
-        score = experiment.task.evaluate(method.evaluated(state.w, state.server)) if experiment.evaluates else {}
+        score = experiment.task.evaluate(method.evaluated(state.w, state.server)) if due else {}
     if validation is None and experiment.validate is not None:
-        validation = experiment.validate(method.evaluated(state.w, state.server))
+        validation = experiment.validate(method.evaluated(state.w, state.server)) if due else {}
     return named("test", listed, score) | ({} if validation is None else named("validation", listed, validation))
 
 

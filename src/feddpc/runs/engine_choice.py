@@ -160,7 +160,9 @@ def covered(experiment: Experiment, method: Method) -> bool:
     own = ("feddpc.models.", "feddpc.methods.", "torch.nn.modules.")
     modules = (type(part).__module__ for part in experiment.task.module.modules())
     known = experiment.config.model in models.names() and all(name.startswith(own) for name in modules)
-    return known and type(method).__module__.startswith("feddpc.methods.")
+    task = (type(experiment.task), experiment.task.sample_loss)
+    learned = all(getattr(part, "__module__", "").startswith("feddpc.tasks.") for part in task)
+    return known and learned and type(method).__module__.startswith("feddpc.methods.")
 
 
 def disagreement(engine: Engine, experiment: Experiment, method: Method) -> str | None:
@@ -274,7 +276,8 @@ def _key(engine: Engine, experiment: Experiment, method: Method) -> object:
     samples = (tuple(task.x.shape[1:]), str(task.x.dtype), task.classes)
     about = (config.precision, str(experiment.w0.device), config.weighting, config.batch_size)
     policies = bool(config.faults or config.screen or config.privacy or config.rule != "mean")
-    code = (type(method), _source(type(method)), repr(method.hyper()), parts)
+    learned = (type(task), _source(type(task)), task.sample_loss, _source(task.sample_loss))
+    code = (type(method), _source(type(method)), repr(method.hyper()), parts, learned)
     return (engine.name, config.compile, code, shapes, samples, about, policies, len(experiment.population))
 
 
@@ -283,9 +286,9 @@ def _code(part: nn.Module) -> tuple[Any, ...]:
     return type(part), _source(type(part)), repr(sorted(simple.items()))
 
 
-def _source(kind: type) -> str:
-    """Return the code of a class; in a notebook a class of the same name may have been written again."""
-    if kind.__module__.startswith(("torch.", "feddpc.")):
+def _source(kind: Any) -> str:
+    """Return the code of a class or function; in a notebook one of the same name may have been written again."""
+    if getattr(kind, "__module__", "").startswith(("torch.", "feddpc.")):
         return ""
     try:
         return inspect.getsource(kind)

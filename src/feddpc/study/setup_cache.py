@@ -24,14 +24,14 @@ PER_RUN_KEYS = after_setup_keys()
 _cache: OrderedDict[str, Experiment] = OrderedDict()
 
 
-def dataset(name: str) -> Dataset:
-    """Return a data set, the same object every time."""
-    return _loaded(name, *_place(name))[0]
+def dataset(config: Config) -> Dataset:
+    """Return the data set of a configuration, the same object every time."""
+    return _loaded(config.data, json.dumps(config.data_options), *_place(config.data))[0]
 
 
-def fingerprint(name: str) -> str:
-    """Return a hash of a data set's content."""
-    return _loaded(name, *_place(name))[1]
+def fingerprint(config: Config) -> str:
+    """Return a hash of the content of a configuration's data set."""
+    return _loaded(config.data, json.dumps(config.data_options), *_place(config.data))[1]
 
 
 def _place(name: str) -> tuple[Path | None, str]:
@@ -40,8 +40,8 @@ def _place(name: str) -> tuple[Path | None, str]:
 
 
 @lru_cache(maxsize=4)
-def _loaded(name: str, _base: Path | None, code: str) -> tuple[Dataset, str]:
-    data = load(name)
+def _loaded(name: str, options: str, _base: Path | None, code: str) -> tuple[Dataset, str]:
+    data = load(name, **json.loads(options))
     return data, data_hash(data) + code
 
 
@@ -57,7 +57,7 @@ def setup_key(config: Config) -> str:
 
 def experiment(config: Config) -> Experiment:
     """Return the experiment of a resolved configuration, from the cache where an earlier run has built it."""
-    name = setup_key(config) + fingerprint(config.data)
+    name = setup_key(config) + fingerprint(config)
     if name in _cache:
         _cache.move_to_end(name)
         shared = _cache[name]
@@ -67,6 +67,6 @@ def experiment(config: Config) -> Experiment:
     else:
         while len(_cache) >= CACHE_SIZE:
             _cache.popitem(last=False)
-        shared = _cache[name] = build(config, data=dataset(config.data))
+        shared = _cache[name] = build(config, data=dataset(config))
     own = {key: getattr(config, key) for key in PER_RUN_KEYS}
     return dataclasses.replace(shared, config=dataclasses.replace(shared.config, **own))

@@ -39,7 +39,7 @@ class RunSpec:
         """The configuration, filled in and checked; missing data are an error that names the remedy."""
         method, config = make_method(self.config)
         method.init_server(torch.zeros(1), config.clients)
-        return resolve(with_reserve(config, [method]), dataset(config.data))
+        return resolve(with_reserve(config, [method]), dataset(config))
 
     @property
     def runnable(self) -> Config:
@@ -52,7 +52,7 @@ class RunSpec:
         defaults = type(self.config)().asdict()  # left out, so that a key added later does not change the hash
         values = {k: v for k, v in self.decisive().items() if k not in defaults or v != defaults[k]}
         code = {k: _source(values[k]) for k in ("model", "partition") if k in values}
-        parts = [fingerprint(self.config.data), _source(self.config.method), values | code]
+        parts = [fingerprint(self.config), _source(self.config.method), values | code]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 

@@ -1,7 +1,19 @@
-"""What is learned: the loss of a batch as a function of one parameter vector, and how a model is evaluated."""
+"""What is learned: the loss of one client and how a model is evaluated."""
 
 from feddpc.tasks.base import Batch, Rows, Task
-from feddpc.tasks.classification import Classification
+from feddpc.tasks.kinds import TASKS, Classification, MultiLabel, NextToken, Regression
 from feddpc.tasks.metrics import Metric
+from feddpc.tasks.network import NetworkTask
 
-__all__ = ["Batch", "Classification", "Metric", "Rows", "Task"]
+__all__ = [
+    "TASKS",
+    "Batch",
+    "Classification",
+    "Metric",
+    "MultiLabel",
+    "NetworkTask",
+    "NextToken",
+    "Regression",
+    "Rows",
+    "Task",
+]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from feddpc.data.array_checks import IGNORED
 from feddpc.errors import BadInputError
 from feddpc.tasks.metrics import LOSS, Metric
 
@@ -48,10 +49,23 @@ class Batch(NamedTuple):
     mask: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Average one value per sample over the samples that are not padding."""
+        """Average one value per sample, or per sample and token, over what is neither padding nor ignored."""
+        if values.ndim > 1:
+            counted = self._counted_tokens(values.dtype)
+            return (values * counted).sum() / counted.sum().clamp(min=1)
         if self.mask is None:
             return values.mean()
         return (values * self.mask).sum() / self.mask.sum().clamp(min=1)
+
+    def number(self, like: Tensor) -> Tensor:
+        """Return over how many values :meth:`mean` averages: tokens where targets are sequences, else samples."""
+        if self.y.ndim > 1 and not self.y.is_floating_point():
+            return self._counted_tokens(like.dtype).sum()
+        return like.new_tensor(self.x.shape[0]) if self.mask is None else self.mask.sum()
+
+    def _counted_tokens(self, dtype: torch.dtype) -> Tensor:
+        counted = (self.y != IGNORED).to(dtype)
+        return counted if self.mask is None else counted * self.mask[:, None].to(dtype)
 
 
 def by_autograd(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,6 +128,10 @@ class Task(ABC):
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of ``batch`` at parameters ``y``."""
 
+    def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one loss per sample, or per sample and token, of what a network gives."""
+        raise BadInputError(f"{type(self).__name__} has no network, so there are no outputs: choose another method")
+
     def evaluate(self, w: Tensor) -> dict[str, float]:
         """Return the metrics of model ``w`` on the test set by name; nothing where a task has no evaluation."""
         return {}
@@ -135,7 +153,7 @@ class Task(ABC):
         total, seen = torch.zeros_like(y), y.new_zeros(())
         for rows in data:
             batch = self.fetch(rows)
-            count = y.new_tensor(rows.samples.shape[-1]) if batch.mask is None else batch.mask.sum()
+            count = batch.number(y)
             _, gradient = self.value_and_grad(lambda at, batch=batch: self.loss(at, batch), y)  # type: ignore[misc]
             total, seen = total + count * gradient, seen + count
         return total / seen

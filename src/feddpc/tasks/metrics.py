@@ -123,7 +123,19 @@ LOSS = Metric("loss", "min")
 #: What a classification measures, and what runs measured that do not say what they did.
 CLASSIFICATION = (ACCURACY, LOSS)
 #: Metrics by name, which a process that sees only records looks up; a task's own are in its run folder.
-METRICS = {metric.name: metric for metric in CLASSIFICATION}
+METRICS = {
+    metric.name: metric
+    for metric in (
+        *CLASSIFICATION,
+        Metric("top-5", percent=True, label="top-5 accuracy"),
+        Metric("f1", label="macro F1"),
+        Metric("mse", "min", label="mean squared error"),
+        Metric("mae", "min", label="mean absolute error"),
+        Metric("r2", label="R²"),
+        Metric("perplexity", "min"),
+        Metric("auc", label="area under the ROC curve"),
+    )
+}
 
 
 def named(part: str, metrics: Sequence[Metric], values: Mapping[str, float]) -> dict[str, float | None]:

@@ -38,7 +38,7 @@ class Done(NamedTuple):
     slots: State
     loss: float
     notes: dict[str, float]
-    scored: dict[str, float]  #: metrics on the test set; none if it was not evaluated
+    scored: dict[str, float] | None  #: metrics on the test set; none if it was not evaluated
     sent: tuple[int, int]  #: how many numbers went to each client besides the model, and came from all
     validated: dict[str, float] | None = None  #: metrics on samples held out of training
 
@@ -168,9 +168,9 @@ class Session:
             sizes=self.experiment.population.sizes_on(self.device),
         )
 
-    def _test(self, task: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-        """Return what scores a model on the test samples of ``task``; None if it has none."""
-        if not hasattr(task, "score"):
+    def _test(self, task: Any) -> Callable[[Tensor], Tensor] | None:
+        """Return what scores a model on the test samples of ``task``; None if that is done after the round."""
+        if not getattr(task, "sums_suffice", False) or self.experiment.config.evaluate_every > 1:
             return None
         if not self.compiles:
             return lambda w: task.score(w, self.test_batch)
@@ -298,7 +298,7 @@ class Session:
         tally.passes += self.passes * steps
         if self.new_own or self.new_slots:
             back = placed(np.argsort(order), self.device)
-        scored = _means(rest, self.experiment.task) if self._scores else {}
+        scored = _means(rest, self.experiment.task) if self._scores else None
         validated = _means(rest, self.experiment.validate.task) if self._held else None  # type: ignore[union-attr]
         return Done(
             own={k: v[back] for k, v in self.new_own.items()},
@@ -312,6 +312,7 @@ class Session:
 
 
 def _means(numbers: list[float], task: Any) -> dict[str, float]:
-    """Take the next two of ``numbers``, hits and sum of losses on the test samples of ``task``; return the metrics."""
-    means: dict[str, float] = task.means(numbers.pop(0), numbers.pop(0))
+    """Take the totals of the test samples of ``task`` off the front of ``numbers``; return the metrics."""
+    totals, numbers[:] = numbers[: task.totals], numbers[task.totals :]
+    means: dict[str, float] = task.means(totals)
     return means

@@ -1,0 +1,320 @@
+"""What a network learns from samples that are resident on the device; :mod:`feddpc.tasks.kinds` has the kinds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from feddpc.data import Dataset
+from feddpc.data.array_checks import IGNORED
+from feddpc.data.scaling import Scaler
+from feddpc.errors import BadInputError
+from feddpc.models.flat import Flat
+from feddpc.tasks.base import Batch, Rows, Tally, Task, forked
+from feddpc.tasks.losses import LOSSES
+from feddpc.tasks.measures import Measure, Totals, choose_measures
+from feddpc.tasks.metrics import LOSS
+
+#: Makes totals of a model, some test samples and their targets.
+Judge = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: One value per sample, or per sample and token, of outputs and targets.
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class NetworkTask(Task):
+    """A module, a loss per sample, and a data set that is resident on the device. Subclasses say what is learned.
+
+    Training images stay uint8 on the device and are scaled batch by batch; test images are scaled once when that takes
+    less than ``resident_bytes``.
+
+    A task of one's own overrides :meth:`sample_losses`, and lists what it measures in ``measured``.
+    """
+
+    resident_bytes = 1 << 30
+    width: int  #: outputs per sample, or per token
+    name: ClassVar[str] = ""
+    target: ClassVar[str] = ""  #: which targets of a data set it learns
+    usual_loss: ClassVar[str] = ""  #: name of the loss, unless another is asked for
+    measured: ClassVar[tuple[str, ...]] = ()  #: names of the metrics, unless others are asked for; the first is primary
+
+    def __init__(
+        self,
+        module: nn.Module,
+        data: Dataset,
+        scaler: Scaler,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        shift: int = 0,
+        half: bool = False,
+        loss: Loss | None = None,
+        metrics: Sequence[Any] = (),
+    ) -> None:
+        super().__init__()
+        self.sample_loss: Loss | None = loss or (LOSSES.get(self.usual_loss) if self.usual_loss else None)
+        self.measures: tuple[Measure, ...] = choose_measures(metrics or self.measured, self.target)
+        shown = tuple(measure.metric for measure in self.measures)
+        self.metrics = shown if LOSS in shown else (*shown, LOSS)
+        self.module = module.to(device=device, dtype=dtype)
+        self.flat = Flat(self.module)
+        self.d = self.flat.d
+        self._masks: dict[str, Tensor] = {}
+        self.scaler = scaler.to(device, dtype)
+        self.shift, self.half = shift, half
+        self.classes = data.classes
+        self.x, self.y = self.tensors(data, data.x_train, data.y_train, device)
+        self.device = self.x.device
+        x_test, self.y_test = self.tensors(data, data.x_test, data.y_test, device)
+        floats = x_test.numel() * torch.empty((), dtype=dtype).element_size()
+        self.test_scaled = floats <= self.resident_bytes
+        # Convolutions on a CPU are faster on images whose channels lie together.
+        self.image_layout = torch.channels_last if self.x.ndim == 4 and self.x.device.type == "cpu" else None
+        self.x_test = self._laid_out(self.scaler(x_test)) if self.test_scaled else x_test
+        self.module.train()
+        self.stochastic = self._try_out(data.classes)
+
+    def changed(self, *, module: nn.Module | None = None, data: Dataset | None = None) -> Self:
+        """Return this task with another network or other training samples; what stays is shared, tests included."""
+        twin = copy.copy(self)
+        twin.tally = Tally()
+        if data is not None:
+            twin.x, twin.y = self.tensors(data, data.x_train, data.y_train, self.device)
+        if module is not None:
+            twin.module = module.to(device=self.x.device, dtype=self.scaler.dtype).train()
+            twin.flat, twin._masks = Flat(twin.module), {}
+            twin.d = twin.flat.d
+            twin.stochastic = twin._try_out(int(self.classes))
+        return twin
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of parameters and inputs."""
+        return self.scaler.dtype
+
+    def reduced(self, precision: str, tests: int = 8) -> Self:
+        """Return a copy for trials: a network of its own in ``precision``, and a few test samples."""
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        twin = copy.copy(self)
+        twin.tally, twin.traces, twin._masks = Tally(), {}, {}
+        twin.module = copy.deepcopy(self.module).to(dtype)
+        twin.flat = Flat(twin.module)
+        twin.scaler = self.scaler.to(self.device, dtype)
+        twin.half = precision == "bf16"
+        twin.x_test, twin.y_test = self.x_test[:tests], self.y_test[:tests]
+        if twin.x_test.is_floating_point():
+            twin.x_test = twin.x_test.to(dtype)
+        if self.y.is_floating_point():
+            twin.y, twin.y_test = self.y.to(dtype), twin.y_test.to(dtype)
+        return twin
+
+    def twin(self) -> Self:
+        """Return this task with a network of its own, into which a call swaps its parameters; samples are shared."""
+        twin = super().twin()
+        twin.module = copy.deepcopy(self.module)
+        twin.flat = Flat(twin.module)
+        return twin
+
+    def _try_out(self, classes: int) -> bool:
+        """Send one sample through the module; say whether it draws random numbers, or what is wrong with it."""
+        x = self.fetch(Rows(torch.zeros(1, dtype=torch.int64, device=self.x.device))).x
+        with torch.no_grad(), forked(self.x.device) as generator:
+            before = generator.get_state()
+            try:
+                output = self.module(x)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                shape = "x".join(str(n) for n in x.shape[1:])
+                raise BadInputError(f"the model cannot take a sample of shape {shape}: {error}") from None
+            moved = not torch.equal(before, generator.get_state())
+        if not isinstance(output, Tensor):
+            raise BadInputError(f"the model must give one tensor, but gives {type(output).__name__}")
+        self.width = output.shape[-1] if output.ndim > 1 else 1
+        self._check_outputs(output, classes)
+        self._check_loss(output)
+        return moved
+
+    def _check_outputs(self, output: Tensor, classes: int) -> None:
+        """Raise unless the outputs for one sample fit the targets."""
+
+    def _check_loss(self, output: Tensor) -> None:
+        """Raise unless the loss of one sample is a finite value of its own."""
+        name = getattr(self.sample_loss, "__name__", type(self).__name__)
+        try:
+            values = self.sample_losses(output.to(self.dtype), self.y[:1])
+        except Exception as error:
+            raise BadInputError(
+                f"loss {name} fails for outputs {tuple(output.shape)} and targets {tuple(self.y[:1].shape)}: {error}"
+            ) from None
+        shape = getattr(values, "shape", None)
+        if shape is None or tuple(shape[:1]) != (1,) or len(shape) > 2:
+            got = type(values).__name__ if shape is None else tuple(shape)
+            raise BadInputError(
+                f"loss {name} must return one value per sample, [n], or per sample and token, [n, T], but returns "
+                f'{got} for one sample: use reduction="none", because a mean cannot be corrected for padding'
+            )
+        if not bool(values.isfinite().all()):
+            raise BadInputError(
+                f"loss {name} is {values.flatten()[0].item()} for the first sample at the initial model: make it finite"
+            )
+
+    def initial(self) -> Tensor:
+        """Return the module's parameters as the first global model."""
+        return self.flat.vector()
+
+    def fetch(self, rows: Rows) -> Batch:
+        """Gather, augment and scale the samples of ``rows`` on the device."""
+        x = self.x[rows.samples]
+        if rows.draws is not None:
+            x = crop_and_flip(x, rows.draws, self.shift)
+        mask = None if rows.mask is None else rows.mask.to(self.scaler.dtype)
+        return Batch(self.inputs(x), self.y[rows.samples], mask)
+
+    def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the network with parameters ``y``."""
+        self.tally.add(passes=1)
+        with self._rounded():
+            made = self.flat.part(y, name, *args)
+        return tree_map(lambda t: t.to(y.dtype), made) if self.half else made
+
+    def mask(self, prefix: str) -> Tensor:
+        """Return 1 at the parameters of one part of the network."""
+        if prefix not in self._masks:
+            self._masks[prefix] = self.flat.mask(prefix).to(self.x.device, self.scaler.dtype)
+        return self._masks[prefix]
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Scale samples ``[n, channels, height, width]``."""
+        return self._laid_out(self.scaler(x))
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        return x if self.image_layout is None else x.contiguous(memory_format=self.image_layout)
+
+    def transformable(self, *, stacked: bool = True, together: bool = False) -> Self:
+        """Return this task for function transforms; ``vmap`` stacks clients and has no layout of channels."""
+        twin = super().transformable()
+        twin.image_layout = torch.channels_last if self.x.ndim == 4 and not stacked else None
+        twin.flat = copy.copy(self.flat)
+        twin.flat.together = together and not stacked
+        return twin
+
+    def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one loss per sample, or per sample and token."""
+        if self.sample_loss is None:
+            raise BadInputError(f"{type(self).__name__} has no loss: define sample_losses, or give loss=")
+        return self.sample_loss(self.aligned(outputs, targets), targets)
+
+    def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return outputs ``[n, 1]`` as ``[n]`` where targets are ``[n]`` numbers."""
+        one = targets.is_floating_point() and outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1
+        return outputs.squeeze(-1) if one else outputs
+
+    def loss(self, y: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss of the samples that are no padding."""
+        self.tally.add(passes=1)
+        return batch.mean(self.sample_losses(self.outputs(y, batch.x), batch.y))
+
+    def outputs(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return what the network with parameters ``y`` makes of inputs ``x``."""
+        with self._rounded():
+            outputs: Tensor = self.flat(y, x)
+        return outputs.to(y.dtype)
+
+    def _rounded(self) -> AbstractContextManager[object]:
+        """Let the network, and nothing else, compute in bfloat16, if that is the experiment's precision."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
+
+    # Evaluation: sums over the test set, from which every metric is made.
+
+    def evaluate(self, w: Tensor, batch_size: int = 500) -> dict[str, float]:
+        """Return the metrics of ``w`` on the test set by name."""
+        whole = [measure for measure in self.measures if measure.whole is not None]
+        if not whole:
+            return self.means(self.score(w, batch_size).tolist())
+        seen: list[Tensor] = []
+        totals = self.score(w, batch_size, lambda w, x, y: self._judge(w, x, y, seen)).tolist()
+        outputs = self.aligned(torch.cat(seen), self.y_test)
+        return self.means(totals) | {m.metric.name: m.compute(outputs, self.y_test) for m in whole}
+
+    @property
+    def sums_suffice(self) -> bool:
+        """Whether sums over the test set give all metrics, which a captured evaluation needs."""
+        return all(measure.whole is None for measure in self.measures)
+
+    @property
+    def totals(self) -> int:
+        """How many sums an evaluation makes."""
+        return 1 + sum(measure.size(self.width) for measure in self.measures)
+
+    def means(self, totals: list[float]) -> dict[str, float]:
+        """Return the metrics that follow from the totals of the whole test set."""
+        counted = int((self.y_test != IGNORED).sum()) if self.target == "tokens" else len(self.y_test)
+        loss, rest, found = totals[0] / counted, totals[1:], {}
+        for measure in self.measures:
+            size = measure.size(self.width)
+            sums, rest = rest[:size], rest[size:]
+            if measure.whole is None:
+                found[measure.metric.name] = measure.value(Totals(counted, loss, sums))
+        return found | {LOSS.name: loss}
+
+    def loss_total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of the losses of some test samples."""
+        values = self.sample_losses(outputs, targets)
+        return (values * (targets != IGNORED)).sum() if values.ndim > 1 else values.sum()
+
+    def judged(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the totals of some test samples: the sum of their losses, then those of the metrics, in float64."""
+        return self._judge(w, x, y, [])
+
+    def _judge(self, w: Tensor, x: Tensor, y: Tensor, seen: list[Tensor]) -> Tensor:
+        outputs = self.outputs(w, self._laid_out(x if self.test_scaled else self.scaler(x)))
+        seen.append(outputs)
+        sums = [self.loss_total(outputs, y)]
+        sums += [m.totals(self.aligned(outputs, y), y) for m in self.measures if m.totals is not None]
+        return torch.cat([part.double().reshape(-1) for part in sums])
+
+    @torch.no_grad()
+    def score(self, w: Tensor, batch_size: int = 500, judge: Judge | None = None) -> Tensor:
+        """Return the totals of the whole test set, still on the device; ``judge`` may be ``judged``, compiled."""
+        self.module.eval()
+        judge = judge or self.judged
+        parts = zip(torch.split(self.x_test, batch_size), torch.split(self.y_test, batch_size), strict=True)
+        total = torch.zeros((), dtype=torch.float64, device=w.device)
+        for x, y in parts:
+            total = total + judge(w, x, y)
+        self.module.train()
+        return total
+
+    def tensors(self, data: Dataset, x: np.ndarray, y: np.ndarray, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """Return samples and targets on ``device``."""
+        targets = torch.from_numpy(np.array(y))
+        targets = targets.to(self.scaler.dtype) if targets.is_floating_point() else targets.to(torch.int64)
+        return sample_tensor(data, x).to(device), targets.to(device)
+
+
+def sample_tensor(data: Dataset, x: np.ndarray) -> Tensor:
+    """Return samples of ``data`` as a tensor; images ``[n, h, w, c]`` become ``[n, c, h, w]``."""
+    return torch.from_numpy(np.array(x.transpose(0, 3, 1, 2) if data.is_image else x, order="C"))
+
+
+def crop_and_flip(x: Tensor, draws: Tensor, shift: int) -> Tensor:
+    """Shift every image by up to ``shift`` pixels over a border of zeros and mirror it, as ``draws`` says.
+
+    ``draws[:, 0]`` and ``draws[:, 1]`` are the crop's corner in the image padded by ``shift`` on every side,
+    ``draws[:, 2]`` is 1 for a mirrored image.
+    """
+    *_, height, width = x.shape
+    padded = F.pad(x, (shift, shift, shift, shift))
+    draws = draws.to(torch.int64)
+    rows = torch.arange(height, device=x.device) + draws[:, 0:1]
+    columns = torch.arange(width, device=x.device)
+    columns = torch.where(draws[:, 2:3] == 1, width - 1 - columns, columns) + draws[:, 1:2]
+    images = torch.arange(len(x), device=x.device)[:, None, None, None]
+    channels = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
+    return padded[images, channels, rows[:, None, :, None], columns[:, None, None, :]]

@@ -1,0 +1,202 @@
+"""Every kind of task: what is averaged, what is measured, and equality of the engines."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from feddpc import methods
+from feddpc.build import OwnParts, build, for_method
+from feddpc.config import Config
+from feddpc.data import Dataset
+from feddpc.engines.cuda.captured import Cuda
+from feddpc.engines.loop import Loop
+from feddpc.engines.stacked import Stacked
+from feddpc.engines.threads import Threads
+from feddpc.errors import BadInputError
+from feddpc.tasks import Batch, NetworkTask
+from feddpc.tasks.measures import measure_of
+from support import run_rounds
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((90, 5)).astype(np.float32)
+NUMBERS = (X @ RNG.standard_normal(5)).astype(np.float32)
+PAIRS = (X @ RNG.standard_normal((5, 2))).astype(np.float32)
+LABELS = (X @ RNG.standard_normal((5, 3)) > 0).astype(np.int64)
+TOKENS = RNG.integers(0, 7, (90, 9))
+NEXT = np.where(RNG.random((90, 8)) < 0.3, -100, TOKENS[:, 1:])
+NEXT[:, 0] = TOKENS[:, 1]
+
+
+class Letters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, x):
+        return self.head(self.embed(x))
+
+
+def split(x, y, **more):
+    return Dataset.from_arrays(x[:60], y[:60], x[60:], y[60:], **more)
+
+
+KINDS = {
+    "regression": (split(X, NUMBERS), lambda: nn.Linear(5, 1)),
+    "two numbers": (split(X, PAIRS), lambda: nn.Linear(5, 2)),
+    "multilabel": (split(X, LABELS), lambda: nn.Linear(5, 3)),
+    "next-token": (split(TOKENS[:, :-1], NEXT, target="tokens"), Letters),
+}
+
+
+def experiment(kind, own=None, **values):
+    data, net = KINDS[kind]
+    torch.manual_seed(0)
+    config = {"clients": 8, "cohort": 4, "batch_size": 4, "epochs": 2, "lr": 0.05, "precision": "float64", **values}
+    return build(Config.read({"device": "cpu", **config}), data=data, module=net(), own=own)
+
+
+@pytest.mark.parametrize("engine", [Threads, Stacked, lambda: Cuda(anywhere=True)], ids=["threads", "stacked", "cuda"])
+@pytest.mark.parametrize("method", ["feddpc", "scaffold"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_agree(kind, method, engine):
+    rule = methods.create(method)
+    setting = for_method(experiment(kind, weighting="samples"), rule)
+    a, first = run_rounds(setting, rule, Loop(), 3)
+    b, second = run_rounds(setting, rule, engine(), 3)
+    torch.testing.assert_close(a.w, b.w, rtol=0, atol=1e-10)
+    for one, two in zip(first, second, strict=True):
+        assert one.metrics == pytest.approx(two.metrics, abs=1e-9)
+
+
+def test_a_batch_averages_what_counts():
+    y = torch.tensor([[1, -100, 2], [3, -100, -100]])
+    values = torch.tensor([[1.0, 50.0, 3.0], [8.0, 50.0, 50.0]])
+    assert Batch(y, y).mean(values) == 4.0
+    assert Batch(y, y, torch.tensor([1.0, 0.0])).mean(values) == 2.0
+    assert Batch(y, y).number(values) == 3
+    assert Batch(y, y, torch.tensor([0.0, 1.0])).number(values) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_are_those_of_their_definitions(kind):
+    setting = experiment(kind)
+    task, w = setting.task, setting.w0
+    found = task.evaluate(w, batch_size=7)
+    outputs, y = task.module(task.x_test).detach(), task.y_test
+    if kind == "next-token":
+        counted = y != -100
+        loss = F.cross_entropy(outputs[counted], y[counted]).item()
+        expected = {"accuracy": (outputs.argmax(-1) == y)[counted].double().mean().item(), "perplexity": math.exp(loss)}
+    elif kind == "multilabel":
+        loss = F.binary_cross_entropy_with_logits(outputs, y).item()
+        said = outputs > 0
+        f1 = [2 * (said & (y > 0)).sum(0) / (said.sum(0) + y.sum(0))]
+        expected = {"f1": f1[0].double().mean().item(), "accuracy": (said == (y > 0)).double().mean().item()}
+    else:
+        outputs = outputs.squeeze(-1) if y.ndim == 1 else outputs
+        errors = outputs - y
+        loss = (errors**2).mean().item()
+        r2 = 1 - (errors**2).sum(0) / ((y - y.mean(0)) ** 2).sum(0)
+        expected = {"mse": loss, "mae": errors.abs().mean().item(), "r2": r2.mean().item()}
+    assert found == pytest.approx({**expected, "loss": loss}, abs=1e-6)
+    assert [metric.name for metric in task.metrics] == [*expected, "loss"]
+
+
+def test_an_own_loss_is_learned_and_evaluated():
+    own = experiment("regression", OwnParts(loss=lambda outputs, targets: (outputs - targets) ** 2))
+    usual = experiment("regression")
+    a, _ = run_rounds(own, methods.create("fedavg"), Loop(), 2)
+    b, _ = run_rounds(usual, methods.create("fedavg"), Loop(), 2)
+    torch.testing.assert_close(a.w, b.w, rtol=0, atol=1e-12)
+
+
+def test_own_metrics_see_all_outputs():
+    def largest(outputs, targets):
+        return (outputs - targets).abs().max()
+
+    largest.direction = "min"
+    setting = experiment("regression", OwnParts(metrics=(largest, "r2")))
+    errors = setting.task.module(setting.task.x_test).squeeze(-1) - setting.task.y_test
+    assert setting.task.evaluate(setting.w0)["largest"] == pytest.approx(errors.abs().max().item())
+    assert setting.task.metrics[0].direction == "min"
+    _, records = run_rounds(setting, methods.create("fedavg"), Cuda(anywhere=True), 2)
+    assert records[0].metrics["test_largest"] > 0
+
+
+def test_auc_is_the_share_of_ordered_pairs():
+    scores, labels = RNG.standard_normal(40).round(1), np.arange(40) % 2
+    pairs = [(a > b) + 0.5 * (a == b) for a in scores[labels == 1] for b in scores[labels == 0]]
+    outputs = torch.tensor(np.stack([np.zeros(40), scores], 1))
+    assert measure_of("auc").compute(outputs, torch.tensor(labels)) == pytest.approx(np.mean(pairs))
+
+
+@pytest.mark.parametrize(
+    ("own", "values", "words"),
+    [
+        (OwnParts(loss=lambda o, t: ((o - t) ** 2).mean()), {}, "reduction"),
+        (OwnParts(loss=lambda o, t: (o - t).log()), {}, "nan"),
+        (OwnParts(loss=lambda o, t: o.nothing), {}, "fails"),
+        (OwnParts(metrics=(lambda o, t: o.nothing,)), {}, "metric"),
+        (OwnParts(metrics=(3,)), {}, "metrics"),
+        (None, {"metrics": "acuracy"}, "accuracy"),
+        (None, {"metrics": "accuracy"}, "floats"),
+        (None, {"metrics": "mse,mse"}, "once"),
+        (None, {"task": "classification"}, "task"),
+        (None, {"loss": "hubr"}, "huber"),
+        (None, {"partition": "dirichlet"}, "iid"),
+        (None, {"partition": "natural"}, "client_ids"),
+        (None, {"augment": True}, "augment"),
+    ],
+)
+def test_mistakes_name_the_field(own, values, words):
+    with pytest.raises(BadInputError, match=words):
+        run_rounds(experiment("regression", own, **values), methods.create("fedavg"), Loop(), 1)
+
+
+def test_outputs_must_fit_the_targets():
+    data, _ = KINDS["two numbers"]
+    with pytest.raises(BadInputError, match="samples, 2"):
+        build(Config(clients=4, cohort=2, device="cpu"), data=data, module=nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize(("method", "kind"), [("fedbr", "regression"), ("gmm", "multilabel"), ("moon", "next-token")])
+def test_methods_refuse_what_they_cannot_learn(method, kind):
+    with pytest.raises(BadInputError, match=method):
+        for_method(experiment(kind), methods.create(method))
+
+
+def test_rounds_are_evaluated_every_so_often_and_at_the_end():
+    setting = experiment("regression", evaluate_every=3, rounds=8, validation=0.2)
+    for engine in (Loop(), Cuda(anywhere=True)):
+        _, records = run_rounds(setting, methods.create("fedavg"), engine, 8)
+        known = [r.round for r in records if r.metrics["test_mse"] is not None]
+        assert known == [3, 6, 8]
+        assert known == [r.round for r in records if r.metrics["validation_mse"] is not None]
+
+
+def test_a_task_of_ones_own():
+    class Ranked(NetworkTask):
+        """Squared error that counts positive targets twice."""
+
+        target, measured = "floats", ("mae",)
+
+        def sample_losses(self, outputs, targets):
+            return (1 + (targets > 0)) * (self.aligned(outputs, targets) - targets) ** 2
+
+    setting = experiment("regression", OwnParts(task=Ranked))
+    _, records = run_rounds(setting, methods.create("feddpc"), Stacked(), 2)
+    assert set(records[0].metrics) == {"test_mae", "test_loss"}
+
+
+def test_samples_with_owners_are_a_natural_partition():
+    ids = np.array(["ann", "bob", "eve"])[RNG.integers(0, 3, 60)]
+    data = split(X, NUMBERS)
+    data = Dataset.from_arrays(data.x_train, data.y_train, data.x_test, data.y_test, client_ids=ids)
+    setting = build(Config(cohort=2, clients=50, device="cpu"), data=data, module=nn.Linear(5, 1))
+    assert setting.config.partition == "natural"
+    assert setting.config.clients == len(setting.partition) == 3
+    assert setting.partition[1].tolist() == np.flatnonzero(ids == "bob").tolist()
