@@ -24,10 +24,11 @@ from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
 from feddpc.methods.federated_data import FederatedData, reserved
 from feddpc.policies import Policies, resolve_policies
 from feddpc.registry import is_code
+from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.kinds import BY_TARGET, TASKS
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import FUNCTIONS
-from feddpc.tasks.network import NetworkTask
+from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
 from feddpc.torch_globals import set_precision, set_threads
 from feddpc.validation import held_counts, held_out, judge
 
@@ -65,11 +66,17 @@ def build(
                 f"{partition.sizes.argmin()}: lower them, or give that client more"
             )
     partition.check(len(data.y_train))
+    client_tests = None
+    if config.evaluate_clients:
+        partition, client_tests = split_clients(partition, config.client_test, config.seed)
     if module is None:
         module = models.make_for(data, config.model, config.model_options, config.seed)
     models.check_supported(module)
     set_precision(config.precision)
     shift = largest_shift(data) if config.augment else 0
+    transform = own.transform or (TRANSFORMS.get(config.transform) if config.transform else None)
+    if transform is not None and config.augment:
+        raise BadInputError("augment and transform cannot be used together: let the transform do both")
     task = (own.task or TASKS.get(config.task))(
         module,
         data,
@@ -79,6 +86,7 @@ def build(
         half=config.precision == "bf16",
         shift=shift,
         loss=own.loss or named_loss(config.loss),
+        transform=transform,
         metrics=own.metrics or named_metrics(config.metrics),
     )
     config = set_threads(config, task.d)
@@ -88,7 +96,7 @@ def build(
         data=data,
         partition=partition,
         task=task,
-        planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift),
+        planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift, uniforms_of(transform)),
         sampler=sampling.make(
             config.participation,
             population=len(partition),
@@ -102,16 +110,18 @@ def build(
         policies=Policies.of(config),
         reserve=reserve,
         held_out=held,
+        client_tests=client_tests,
         validate=judge(task, data, held),
     )
 
 
 @dataclass(frozen=True)
 class OwnParts:
-    """What a caller gives as objects: a task class, a loss, and metrics; the configuration holds their names."""
+    """What a caller gives as objects: task class, loss, transform, metrics; the configuration holds their names."""
 
     task: type[NetworkTask] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    transform: Transform | None = None
     metrics: tuple[Any, ...] = ()
 
 

@@ -111,6 +111,13 @@ class Config:
     evaluate_every: int = key(
         1, "Evaluate the model after every so many rounds, and always after the last one.", "training"
     )
+    evaluate_clients: bool = key(
+        False, "Also evaluate the model on samples of each client that are held out of its training.", "training"
+    )
+    client_test: float = key(0.2, "Share of each client's samples that `evaluate_clients` holds out.", "data")
+    finetune_steps: int = key(
+        0, "With `evaluate_clients`, let each client also make so many local steps first: personalization.", "training"
+    )
     clients: int = key(100, "Number of clients.", "federation")
     cohort: int = key(10, "Clients that are sampled per round.", "federation")
     partition: str = key(
@@ -186,6 +193,13 @@ class Config:
     )
     augment: bool = key(
         False, "Random crops (an eighth of the side, at least 2 pixels) and flips of training images.", "data"
+    )
+    transform: str = key(
+        "",
+        "FILE.py:FUNCTION that changes the inputs of every training batch, given uniform random numbers per sample.",
+        "data",
+        shown="none",
+        kind="transform",
     )
     precision: Literal["float32", "float64", "tf32", "bf16"] = key(
         "float32",
@@ -291,6 +305,10 @@ class Config:
         for name in ("lr", "server_lr", "alpha", "lr_decay"):
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, name, value, "a finite number above 0")
+        _require(self.finetune_steps >= 0, "finetune_steps", self.finetune_steps, "at least 0")
+        _require(0 < self.client_test < 1, "client_test", self.client_test, "a share of samples above 0 and below 1")
+        alone = self.evaluate_clients or not self.finetune_steps
+        _require(alone, "finetune_steps", self.finetune_steps, "0 without evaluate_clients = true")
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "a probability in [0, 1)")
         reserve = 0.0 if self.reserve is None else self.reserve
         _require(0 <= reserve < 1, "reserve", self.reserve, "a share of the training set in [0, 1)")

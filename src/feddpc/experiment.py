@@ -45,6 +45,7 @@ class Experiment:
     policies: Policies = field(default_factory=Policies)
     reserve: Ids = field(default_factory=lambda: np.zeros(0, np.int64))  #: training samples that the server keeps
     held_out: Ids = field(default_factory=lambda: np.zeros(0, np.int64))  #: training samples that no client gets
+    client_tests: Partition | None = None  #: samples of each client on which models are evaluated at that client
     evaluates: bool = True  #: False: rounds are timed or compared without evaluation
     learned: State = field(default_factory=dict)  #: what the method found out before round 1
     world: FederatedData | None = None  #: what the method made of data and partition, if it changed any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,8 @@ class BatchPlan:
     """The batches of a cohort: client ``i`` trains on ``index[i, k, :count[i, k]]`` at step ``k < steps[i]``.
 
     Entries beyond ``count`` and ``steps`` are padding (index 0). With augmentation, ``draws[i, k, b]`` holds the
-    vertical shift, the horizontal shift and the flip of a sample. ``noise`` holds one seed per client, for layers that
-    draw random numbers.
+    vertical shift, the horizontal shift and the flip of a sample; with a transform, uniform numbers in [0, 1).
+    ``noise`` holds one seed per client, for layers that draw random numbers.
     """
 
     clients: Ints  # [m]
@@ -28,7 +29,7 @@ class BatchPlan:
     count: Ints  # [m, K]
     steps: Ints  # [m]
     noise: tuple[int, ...]
-    draws: NDArray[np.int16] | None = None  # [m, K, B, 3]
+    draws: NDArray[Any] | None = None  # [m, K, B, 3] int16, or [m, K, B, u] float32
 
     def take(self, rows: Ints) -> BatchPlan:
         """Return the plan of the clients in these rows."""
@@ -41,6 +42,16 @@ class BatchPlan:
             steps=self.steps[rows],
             noise=tuple(self.noise[i] for i in rows),
             draws=None if self.draws is None else self.draws[rows, :K],
+        )
+
+    def first(self, steps: int) -> BatchPlan:
+        """Return this plan with at most so many steps per client."""
+        return replace(
+            self,
+            index=self.index[:, :steps],
+            count=self.count[:, :steps],
+            steps=np.minimum(self.steps, steps),
+            draws=None if self.draws is None else self.draws[:, :steps],
         )
 
     def resting(self, rest: NDArray[np.bool_]) -> BatchPlan:
@@ -57,6 +68,7 @@ class Planner:
     epochs: int
     seed: int
     shift: int = 0  # largest shift of a crop in pixels; 0 means no augmentation
+    uniforms: int = 0  # random numbers per sample for a transform; 0 means none
 
     def plan(self, round: int, clients: Ints) -> BatchPlan:
         """Plan ``epochs`` shuffled passes over each client's samples; the last partial batch of a pass is kept."""
@@ -88,16 +100,27 @@ class Planner:
                 index[i, k, : len(batch)] = batch
                 count[i, k] = len(batch)
         noise = tuple(torch_seed(self.seed, "noise", round or 0, int(c)) for c in clients)
-        draws = self._draws(round, clients, index.shape) if round is not None and self.shift else None
+        draws = None
+        if round is not None and (self.shift or self.uniforms):
+            draws = self._draws(round, clients, index.shape)
         sizes = np.array([len(orders[0]) for orders in passes], dtype=np.int64)
         return BatchPlan(clients, sizes, index, count, steps, noise, draws)
 
-    def _draws(self, round: int, clients: Ints, shape: tuple[int, ...]) -> NDArray[np.int16]:
-        draws = np.zeros((*shape, 3), dtype=np.int16)
+    @property
+    def draw_width(self) -> int:
+        """How many random numbers there are per sample."""
+        return self.uniforms or (3 if self.shift else 0)
+
+    def _draws(self, round: int, clients: Ints, shape: tuple[int, ...]) -> NDArray[Any]:
+        draws = np.zeros((*shape, self.draw_width), dtype=np.float32 if self.uniforms else np.int16)
         high = [2 * self.shift + 1, 2 * self.shift + 1, 2]
         for i, client in enumerate(clients):
             # One stream per client, read step by step, so that the draws do not depend on the padding of the cohort.
-            rng = generator(self.seed, "augment", round, int(client))
+            rng = generator(self.seed, "transform" if self.uniforms else "augment", round, int(client))
             size = min(self.batch_size, len(self.partition[int(client)]))
-            draws[i, :, :size] = rng.integers(high, size=(shape[1], size, 3), dtype=np.int16)
+            wanted = (shape[1], size, self.draw_width)
+            if self.uniforms:
+                draws[i, :, :size] = rng.random(wanted, dtype=np.float32)
+            else:
+                draws[i, :, :size] = rng.integers(high, size=wanted, dtype=np.int16)
         return draws

@@ -12,6 +12,7 @@ from torch import Tensor
 from feddpc.engines.base import Engine
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
+from feddpc.round.client_evaluation import evaluate_clients
 from feddpc.round.exchange import Exchange, empty_exchange
 from feddpc.round.probes import probe_cohort, probe_population
 from feddpc.round.state import RunState
@@ -33,6 +34,7 @@ class RoundRecord:
     #: By name, first the primary one: ``test_accuracy``, ``test_loss``, ``validation_accuracy``; None if not evaluated.
     metrics: dict[str, float | None] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)  #: who misbehaved, by what it did
+    clients: dict[str, list[float]] = field(default_factory=dict)  #: metrics at each client, kept for the last round
 
 
 def run_round(experiment: Experiment, method: Method, engine: Engine, state: RunState) -> RoundRecord:
@@ -58,6 +60,11 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
     state.round = t
     state.meter.add_work(experiment.task.tally, work_before)
     metrics = _evaluate(experiment, method, state, exchange)
+    clients: dict[str, list[float]] = {}
+    if experiment.client_tests is not None and experiment.evaluates_in(t):
+        found = evaluate_clients(experiment, engine, method.evaluated(state.w, state.server), t)
+        clients, spread = found.values, {f"clients_{name}": value for name, value in found.summary.items()}
+        metrics = {**metrics, **spread}
     rejected = np.setdiff1d(draw.answered, exchange.kept)
     replayed = exchange.score is not None  # then the engine has found the model to be finite
     # With faults or a defense, a round of bad updates only is no sign of divergence.
@@ -73,6 +80,7 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
         diverged=_diverged(None if replayed else state.w, metrics.get("test_loss"), len(exchange.kept), bad),
         metrics=metrics,
         faults=experiment.population.stragglers(t, draw) | exchange.faults,
+        clients=clients,
     )
 
 

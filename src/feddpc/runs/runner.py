@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -108,6 +108,7 @@ class Outcome:
     w: Tensor
     folder: Path | None
     experiment: Experiment  #: what it ran on
+    clients: dict[str, list[float]] = field(default_factory=dict)  #: metrics at each client, at the end
 
 
 def execute(
@@ -171,6 +172,7 @@ def execute(
         folder = _begin(out, config, experiment, method, about, lean)
     keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
     summary: dict[str, Any] | None = None
+    clients: dict[str, list[float]] = {}
     try:
         if out is not None:
             tracking.begin(config, out, records)
@@ -179,6 +181,10 @@ def execute(
             records.append(json.loads(line(record)))
             ended = _why(record, config, stop)
             keeper.keep(record, ended)
+            if record.clients:
+                clients = record.clients
+                if folder is not None:
+                    folder.note("clients", {"round": record.round, "metrics": clients}, indent=None)
             tracking.round(records[-1])
             if on_round is not None:
                 on_round(records[-1])
@@ -197,7 +203,7 @@ def execute(
             folder.close()
         with suppress(RuntimeError) if summary is None else nullcontext():  # a device that failed fails here again
             machine.release()
-    return Outcome(config, status, reason, records, summary, progress.w, out, experiment)
+    return Outcome(config, status, reason, records, summary, progress.w, out, experiment, clients)
 
 
 def _begin(

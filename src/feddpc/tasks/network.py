@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
@@ -18,6 +19,7 @@ from feddpc.data.array_checks import IGNORED
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
+from feddpc.registry import Registry
 from feddpc.tasks.base import Batch, Rows, Tally, Task, forked
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import Measure, Totals, choose_measures
@@ -25,8 +27,14 @@ from feddpc.tasks.metrics import LOSS
 
 #: Makes totals of a model, some test samples and their targets.
 Judge = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: Changes the inputs of a training batch; the second tensor has uniform numbers in [0, 1) for each sample, ``[n, u]``.
+Transform = Callable[[Tensor, Tensor], Tensor]
 #: One value per sample, or per sample and token, of outputs and targets.
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+#: Transforms of the user's own, in files.
+TRANSFORMS: Registry[Any] = Registry("transform", {}, accepts=inspect.isfunction)
 
 
 class NetworkTask(Task):
@@ -56,9 +64,11 @@ class NetworkTask(Task):
         shift: int = 0,
         half: bool = False,
         loss: Loss | None = None,
+        transform: Transform | None = None,
         metrics: Sequence[Any] = (),
     ) -> None:
         super().__init__()
+        self.transform = transform
         self.sample_loss: Loss | None = loss or (LOSSES.get(self.usual_loss) if self.usual_loss else None)
         self.measures: tuple[Measure, ...] = choose_measures(metrics or self.measured, self.target)
         shown = tuple(measure.metric for measure in self.measures)
@@ -125,6 +135,8 @@ class NetworkTask(Task):
     def _try_out(self, classes: int) -> bool:
         """Send one sample through the module; say whether it draws random numbers, or what is wrong with it."""
         x = self.fetch(Rows(torch.zeros(1, dtype=torch.int64, device=self.x.device))).x
+        if self.transform is not None:
+            self._check_transform(x, uniforms_of(self.transform))
         with torch.no_grad(), forked(self.x.device) as generator:
             before = generator.get_state()
             try:
@@ -139,6 +151,18 @@ class NetworkTask(Task):
         self._check_outputs(output, classes)
         self._check_loss(output)
         return moved
+
+    def _check_transform(self, x: Tensor, uniforms: int) -> None:
+        """Raise unless the transform keeps the shape and type of a batch."""
+        assert self.transform is not None
+        try:
+            after = self.transform(x, torch.full((len(x), uniforms), 0.5, device=x.device))
+        except Exception as error:
+            raise BadInputError(
+                f"transform fails for inputs {tuple(x.shape)} and {uniforms} random numbers per sample: {error}"
+            ) from None
+        if (getattr(after, "shape", None), getattr(after, "dtype", None)) != (x.shape, x.dtype):
+            raise BadInputError(f"transform must return inputs {tuple(x.shape)} of type {x.dtype}, like those it gets")
 
     def _check_outputs(self, output: Tensor, classes: int) -> None:
         """Raise unless the outputs for one sample fit the targets."""
@@ -171,10 +195,13 @@ class NetworkTask(Task):
     def fetch(self, rows: Rows) -> Batch:
         """Gather, augment and scale the samples of ``rows`` on the device."""
         x = self.x[rows.samples]
-        if rows.draws is not None:
+        if rows.draws is not None and self.transform is None:
             x = crop_and_flip(x, rows.draws, self.shift)
+        x = self.inputs(x)
+        if rows.draws is not None and self.transform is not None:
+            x = self.transform(x, rows.draws)
         mask = None if rows.mask is None else rows.mask.to(self.scaler.dtype)
-        return Batch(self.inputs(x), self.y[rows.samples], mask)
+        return Batch(x, self.y[rows.samples], mask)
 
     def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Call a method of the network with parameters ``y``."""
@@ -242,6 +269,12 @@ class NetworkTask(Task):
         outputs = self.aligned(torch.cat(seen), self.y_test)
         return self.means(totals) | {m.metric.name: m.compute(outputs, self.y_test) for m in whole}
 
+    def metrics_of(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """Return all metrics of some outputs and targets."""
+        aligned = self.aligned(outputs, targets)
+        whole = {m.metric.name: m.compute(aligned, targets) for m in self.measures if m.whole is not None}
+        return self.means(self._totals(outputs, targets).tolist(), targets) | whole
+
     @property
     def sums_suffice(self) -> bool:
         """Whether sums over the test set give all metrics, which a captured evaluation needs."""
@@ -252,9 +285,10 @@ class NetworkTask(Task):
         """How many sums an evaluation makes."""
         return 1 + sum(measure.size(self.width) for measure in self.measures)
 
-    def means(self, totals: list[float]) -> dict[str, float]:
-        """Return the metrics that follow from the totals of the whole test set."""
-        counted = int((self.y_test != IGNORED).sum()) if self.target == "tokens" else len(self.y_test)
+    def means(self, totals: list[float], targets: Tensor | None = None) -> dict[str, float]:
+        """Return the metrics that follow from the totals of all ``targets``, by default those of the test set."""
+        y = self.y_test if targets is None else targets
+        counted = int((y != IGNORED).sum()) if self.target == "tokens" else len(y)
         loss, rest, found = totals[0] / counted, totals[1:], {}
         for measure in self.measures:
             size = measure.size(self.width)
@@ -275,6 +309,9 @@ class NetworkTask(Task):
     def _judge(self, w: Tensor, x: Tensor, y: Tensor, seen: list[Tensor]) -> Tensor:
         outputs = self.outputs(w, self._laid_out(x if self.test_scaled else self.scaler(x)))
         seen.append(outputs)
+        return self._totals(outputs, y)
+
+    def _totals(self, outputs: Tensor, y: Tensor) -> Tensor:
         sums = [self.loss_total(outputs, y)]
         sums += [m.totals(self.aligned(outputs, y), y) for m in self.measures if m.totals is not None]
         return torch.cat([part.double().reshape(-1) for part in sums])
@@ -296,6 +333,11 @@ class NetworkTask(Task):
         targets = torch.from_numpy(np.array(y))
         targets = targets.to(self.scaler.dtype) if targets.is_floating_point() else targets.to(torch.int64)
         return sample_tensor(data, x).to(device), targets.to(device)
+
+
+def uniforms_of(transform: Transform | None) -> int:
+    """Return how many random numbers per sample a transform asks for with its attribute ``uniforms``; usually 4."""
+    return 0 if transform is None else int(getattr(transform, "uniforms", 4))
 
 
 def sample_tensor(data: Dataset, x: np.ndarray) -> Tensor:

@@ -98,8 +98,8 @@ class Session:
         self.ints = HostTransfer(ints, torch.int64, self.device)
         floats = {"weights": (m,), "counts": (m,), "rates": (2,)}
         self.floats = HostTransfer(floats, torch.float64, self.device)
-        shape = (most, m, width, 3)
-        self.draws = HostTransfer({"draws": shape}, torch.int16, self.device) if planner.shift else None
+        shape, kind = (most, m, width, planner.draw_width), torch.float32 if planner.uniforms else torch.int16
+        self.draws = HostTransfer({"draws": shape}, kind, self.device) if planner.draw_width else None
         own = {**progress.clients.read(np.zeros(m, np.int64)), **probed}
         there = self.ints.there | self.floats.there
         there["weights"].copy_(cohort.weights)
