@@ -35,7 +35,11 @@ from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import OnRound, Outcome, Stop, execute
 from feddpc.runs.tracking import Track
 from feddpc.sampling import SAMPLERS
+from feddpc.tasks.kinds import TASKS
+from feddpc.tasks.losses import LOSSES
+from feddpc.tasks.measures import FUNCTIONS
 from feddpc.tasks.metrics import Metric
+from feddpc.tasks.network import TRANSFORMS
 from feddpc.torch_globals import preserve_torch_globals
 
 if TYPE_CHECKING:
@@ -51,6 +55,10 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
     "sampler": SAMPLERS,
     "rule": RULES,
+    "task": TASKS,
+    "loss": LOSSES,
+    "metric": FUNCTIONS,
+    "transform": TRANSFORMS,
     "engine": Registry("engine", cast(dict[str, Callable[..., Any]], ENGINES)),
 }
 
@@ -58,7 +66,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 def register(kind: str, name: str, thing: Any = None) -> Any:
     """Make ``thing`` known by ``name`` to :func:`simulate`, the configuration and the command line of this process.
 
-    ``kind`` is method, model, data, partition, sampler, rule or engine. A model is a module class, or a function that
+    ``kind`` is method, model, data, partition, sampler, rule, task, loss, metric, transform or engine. A model is a module class, or a function that
     returns a module; it gets what it names of ``classes``, ``channels``, ``size`` and ``shape``. A data set is a
     function that returns a :class:`Dataset` or (x_train, y_train, x_test, y_test). A partition is a function of
     ``labels``, ``clients`` and ``seed`` that returns a list with the sample indices of each client. Other parameters

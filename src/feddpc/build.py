@@ -140,8 +140,9 @@ def named_loss(name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 
 def named_metrics(names: str) -> tuple[Any, ...]:
-    """Return metrics by their names, which commas separate; code in files is loaded."""
-    return tuple(FUNCTIONS.get(name) if is_code(name) else name for name in names.split(",") if name)
+    """Return metrics by their names, which commas separate: known, registered, or in files."""
+    own = (name in FUNCTIONS.entries or is_code(name) for name in names.split(","))
+    return tuple(FUNCTIONS.get(n) if mine else n for n, mine in zip(names.split(","), own, strict=True) if n)
 
 
 def make_method(config: Config) -> tuple[Method, Config]:

@@ -116,7 +116,7 @@ def began(method: str) -> tuple[MethodStrategy, Foreign, RunState]:
     grid, made = Foreign(), strategy(method)
     made.exchange.enroll(grid, 3600)
     made.begin(made.initial_arrays(), 1)
-    made.exchange.build(grid)
+    made.exchange.prepare(grid)
     return made, grid, copy.deepcopy(made.now)
 
 
@@ -158,7 +158,7 @@ def plain(buffers: bool) -> tuple[MethodStrategy, RunState, Message]:
     """Return a drop-in strategy before its first round, where it stands, and a message of the round."""
     made, grid = flower.FedDPC(min_available_nodes=2), Foreign()
     made.begin(pack({"w": torch.zeros(3), **(BUFFERS if buffers else {})}), 1)
-    made.exchange.build(grid)
+    made.exchange.prepare(grid)
     return made, copy.deepcopy(made.now), Message(RecordDict(), 1000, MessageType.TRAIN, group_id="1")
 
 

@@ -51,7 +51,7 @@ def test_each_client_is_evaluated_on_its_own_samples(engine):
     state, records = run_rounds(setting, FEDAVG, engine(), 2)
     found, task = records[-1].clients, setting.task
     for client in range(12):
-        mine = torch.from_numpy(setting.client_tests[client])
+        mine = torch.tensor(setting.client_tests[client])
         scores = task.outputs(state.w, task.x[mine].double())
         assert found["accuracy"][client] == pytest.approx((scores.argmax(1) == task.y[mine]).double().mean().item())
     values, told = np.array(found["accuracy"]), records[-1].metrics
@@ -74,7 +74,7 @@ def test_fine_tuning_makes_local_steps_from_the_model_and_leaves_it():
         leaf = w.detach().requires_grad_(True)
         loss = nn.functional.cross_entropy(tuned.task.outputs(leaf, tuned.task.x[ids].double()), tuned.task.y[ids])
         w = w - 0.2 * torch.autograd.grad(loss, leaf)[0]
-    mine = torch.from_numpy(tuned.client_tests[3])
+    mine = torch.tensor(tuned.client_tests[3])
     loss = nn.functional.cross_entropy(tuned.task.outputs(w, tuned.task.x[mine].double()), tuned.task.y[mine])
     assert first[-1].clients["finetuned_loss"][3] == pytest.approx(loss.item(), abs=1e-12)
 
