@@ -66,12 +66,13 @@ REGISTRIES: dict[str, Registry[Any]] = {
 def register(kind: str, name: str, thing: Any = None) -> Any:
     """Make ``thing`` known by ``name`` to :func:`simulate`, the configuration and the command line of this process.
 
-    ``kind`` is method, model, data, partition, sampler, rule, task, loss, metric, transform or engine. A model is a module class, or a function that
-    returns a module; it gets what it names of ``classes``, ``channels``, ``size`` and ``shape``. A data set is a
-    function that returns a :class:`Dataset` or (x_train, y_train, x_test, y_test). A partition is a function of
-    ``labels``, ``clients`` and ``seed`` that returns a list with the sample indices of each client. Other parameters
-    with defaults are options: ``model_options={...}``, ``--set model.KEY=VALUE``. Without ``thing``, this is a
-    decorator.
+    ``kind`` is method, model, data, partition, sampler, rule, task, loss, metric, transform or engine. A model is a
+    module class, or a function that returns a module; it gets what it names of ``classes``, ``channels``, ``size`` and
+    ``shape``. A data set is a function that returns a :class:`Dataset` or (x_train, y_train, x_test, y_test). A
+    partition is a function of ``labels``, ``clients`` and ``seed`` that returns a list with the sample indices of each
+    client. A loss is a function of outputs and targets that returns one value per sample, or per sample and token; a
+    metric one of all outputs and targets. Other parameters with defaults are options: ``model_options={...}``,
+    ``--set model.KEY=VALUE``. Without ``thing``, this is a decorator.
 
     >>> @register("partition", "alternating")
     ... def alternating(labels, clients):
