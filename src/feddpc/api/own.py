@@ -1,0 +1,112 @@
+"""What callers bring along: data, modules, methods and partitions of their own, checked and converted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from feddpc.build import build, with_reserve
+from feddpc.config import Config
+from feddpc.data import Dataset, load
+from feddpc.data.partition import Partition
+from feddpc.errors import BadInputError
+from feddpc.experiment import Experiment
+from feddpc.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a caller brought along, and what that says in a configuration."""
+
+    values: dict[str, Any]
+    data: Dataset | None
+    module: nn.Module | None
+    method: Method | None
+    partition: Partition | None
+
+    @classmethod
+    def of(cls, *, data: Any, model: Any, method: Any, partition: Any) -> Own:
+        """Take each thing as it is, by its name, or not at all (None)."""
+        named = {"data": str(data) if isinstance(data, Path) else data}
+        named |= {"model": model, "method": method, "partition": partition}
+        values: dict[str, Any] = {key: value for key, value in named.items() if isinstance(value, str)}
+        dataset = module = made = dealt = None
+        if data is not None:
+            dataset = _dataset(data)
+            values.setdefault("data", dataset.name)
+        if model is not None and not isinstance(model, str):
+            module = _module(model)
+            values["model"] = type(module).__name__
+        if method is not None and not isinstance(method, str):
+            made = make_method(method)
+            values |= {"method": made.name, "hyper": made.hyper()}
+        if partition is not None and not isinstance(partition, str):
+            dealt = _partition(partition)
+            values |= {"partition": "given", "clients": len(dealt)}
+        return cls(values, dataset, module, made, dealt)
+
+    def experiment(self, config: Config, method: Method) -> Experiment:
+        """Build what ``config`` says, with these things in their places."""
+        return build(with_reserve(config, [method]), data=self.data, module=self.module, partition=self.partition)
+
+
+def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
+    """Return ``values`` with the local learning rate, which has two names: ``lr`` and ``client_lr``."""
+    if client_lr is None:
+        return values
+    if "lr" in values:
+        raise BadInputError(f"lr = {values['lr']} and client_lr = {client_lr} are the same setting: give one of them")
+    return {**values, "lr": client_lr}
+
+
+def _dataset(data: Any) -> Dataset:
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str | Path):
+        return load(data)
+    if not isinstance(data, Sequence):
+        raise wrong_type("data", data, "a name, a path, a Dataset or (x_train, y_train, x_test, y_test)")
+    if len(data) != 4:
+        raise BadInputError(f"data has {len(data)} parts: give (x_train, y_train, x_test, y_test)")
+    return Dataset.from_arrays(*data)
+
+
+def _module(model: Any) -> nn.Module:
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise BadInputError(f"model is the class {model.__name__}: give an instance, such as {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise wrong_type("model", model, "a torch.nn.Module or a name")
+    return copy.deepcopy(model)
+
+
+def make_method(method: Any) -> Method:
+    """Return a method that was given as an object or as a class; one without a name gets that of its class."""
+    made = method() if isinstance(method, type) and issubclass(method, Method) else method
+    if not isinstance(made, Method):
+        raise wrong_type("method", method, "a Method, its class or its name")
+    if not made.name:
+        type(made).name = type(made).__name__.lower()
+    return made
+
+
+def _partition(partition: Any) -> Partition:
+    if isinstance(partition, Partition):
+        return partition
+    wanted = "a name, a Partition, or one sequence of sample indices per client"
+    if not isinstance(partition, Iterable):
+        raise wrong_type("partition", partition, wanted)
+    lists = list(partition)
+    if lists and all(np.ndim(one) == 0 for one in lists):
+        raise BadInputError(f"partition is an array of {len(lists)} numbers: give {wanted}")
+    return Partition.from_lists(lists)
+
+
+def wrong_type(name: str, value: object, wanted: str) -> BadInputError:
+    """Return the error for an argument of a type that it cannot have."""
+    return BadInputError(f"{name} is of type {type(value).__name__}: give {wanted}")
