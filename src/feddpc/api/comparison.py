@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import nn
 
 from feddpc import methods as registered
-from feddpc.api.own import Own, make_method, one_rate, wrong_type
+from feddpc.api.own import Own, make_method, one_rate, refuse_none, wrong_type
 from feddpc.api.progress import make_display
 from feddpc.api.results import Comparison, result_of
 from feddpc.callbacks import Callback, check_callbacks
@@ -80,6 +80,7 @@ def compare(
     >>> comparison.results["fedavg", 1].test_accuracy.shape
     (2,)
     """
+    refuse_none(methods=methods, data=data, model=model, partition=partition)
     for key in ("method", "seed"):
         if key in more:
             raise BadInputError(f"{key} = {more[key]!r}: a comparison has {key}s, a list: give {key}s=[...]")

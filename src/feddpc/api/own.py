@@ -56,6 +56,13 @@ class Own:
         return build(with_reserve(config, [method]), data=self.data, module=self.module, partition=self.partition)
 
 
+def refuse_none(**things: Any) -> None:
+    """Raise if one of the arguments is None, which would silently stand for the default."""
+    for name, value in things.items():
+        if value is None:
+            raise BadInputError(f"{name} is None: leave it out to have the default")
+
+
 def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
     """Return ``values`` with the local learning rate, which has two names: ``lr`` and ``client_lr``."""
     if client_lr is None:

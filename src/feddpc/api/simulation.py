@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import nn
 
 from feddpc import methods
-from feddpc.api.own import Own, one_rate
+from feddpc.api.own import Own, one_rate, refuse_none
 from feddpc.api.progress import following
 from feddpc.api.results import Rerun, Result, result_of
 from feddpc.callbacks import Callback, check_callbacks
@@ -76,9 +76,7 @@ def simulate(
     >>> len(result.test_accuracy), result.status
     (2, 'finished')
     """
-    for name, value in {"data": data, "model": model, "method": method, "partition": partition}.items():
-        if value is None:
-            raise BadInputError(f"{name} is None: leave it out to have the default")
+    refuse_none(data=data, model=model, method=method, partition=partition)
     values: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
     if isinstance(partition, str):
         values["clients"] = clients
