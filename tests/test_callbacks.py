@@ -336,6 +336,38 @@ def test_a_round_that_diverged_is_never_the_best(monkeypatch, tmp_path):
         assert same(one.state_dict, seen.models[best - 1].state_dict())
 
 
+def test_keep_is_a_flag_and_a_key(tmp_path):
+    from typer.testing import CliRunner
+
+    from feddpc.cli import app
+
+    (tmp_path / "c.toml").write_text('keep = "best"\n')
+    words = f"run --rounds 2 --clients 20 --cohort 2 --engine loop --quiet --config {tmp_path / 'c.toml'}"
+    for out, more in (("flag", "--keep best"), ("file", "")):
+        done = CliRunner().invoke(app, [*words.split(), *more.split(), "--out", str(tmp_path / out)])
+        assert done.exit_code == 0, done.output
+        assert load(tmp_path / out).config.keep == "best"
+        assert load(tmp_path / out).summary["model_round"] in (1, 2)
+
+
+def test_a_federation_refuses_to_keep_the_best_model():
+    pytest.importorskip("flwr")
+    from feddpc.flower import strategy
+
+    with pytest.raises(BadInputError, match="keep"):
+        strategy(model=tiny_net(), classes=3, keep="best", clients=2, cohort=1)
+
+
+def test_an_experiment_is_shown_in_a_few_words():
+    from feddpc.build import build
+    from feddpc.config import Config
+
+    shown = repr(build(Config(clients=20, cohort=2, model="mlp")))
+    assert len(shown) < 120
+    for part in ("digits", "mlp", "20", "seed 0"):
+        assert part in shown
+
+
 def test_bad_keep():
     with pytest.raises(BadInputError, match="keep"):
         simulate(keep="first")

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
 import feddpc
@@ -51,7 +52,7 @@ def test_numbers_with_parts_of_ones_own_are_those_of_simulate():
 
 
 def test_a_module_of_ones_own_with_named_data():
-    more = NAMED | {"model": feddpc.models.make("mlp", classes=10, channels=1, size=8, seed=5)}
+    more = NAMED | {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}
     comparison = feddpc.compare(["fedavg"], [0, 1], **more)
     for seed in (0, 1):
         assert equal(comparison.results["fedavg", seed], feddpc.simulate(method="fedavg", seed=seed, **more))
@@ -74,9 +75,8 @@ def test_numbers_are_those_of_the_command_line(tmp_path):
     assert [plans[0][key] for key in ("runs", "methods", "seeds", "set")] == [
         plans[1][key] for key in ("runs", "methods", "seeds", "set")
     ]
-    done = CliRunner().invoke(
-        app, ["compare", "--resume", "--rounds", "4", "--quiet", "--out", str(tmp_path / "python")]
-    )
+    words = "compare --resume --rounds 4 --quiet --out"
+    done = CliRunner().invoke(app, [*words.split(), str(tmp_path / "python")])
     assert done.exit_code == 0, done.output
     assert {len(run.records) for run in tables.collect(tmp_path / "python")} == {4}
     assert comparison.folder == tmp_path / "python"

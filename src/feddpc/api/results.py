@@ -19,7 +19,7 @@ from feddpc.errors import BadInputError, unknown
 from feddpc.models.flat import with_weights
 from feddpc.registry import short_name
 from feddpc.report import figures, page, tables
-from feddpc.runs.record import StoredRun, environment
+from feddpc.runs.record import StoredRun, environment, load
 from feddpc.runs.rerun import RerunReport
 from feddpc.runs.runner import Outcome
 from feddpc.tasks.metrics import Metric
@@ -193,27 +193,35 @@ class Comparison:
 
 def result_of(outcome: Outcome) -> Result:
     """Return what the Python interface gives of a run that ended; the data are let go."""
-    experiment, config = outcome.experiment, outcome.config
-    flat = experiment.task.flat
-    about = environment(config.engine, {}, config.device, metrics=experiment.task.metrics)
+    experiment = outcome.experiment
     return Result(
-        config=config,
+        config=outcome.config,
         status=outcome.status,
         records=outcome.records,
         summary=outcome.summary,
-        state_dict=flat.state_dict(outcome.w),
+        state_dict=experiment.task.flat.state_dict(outcome.w),
         folder=outcome.folder,
         partition=experiment.partition,
-        stored=StoredRun(
-            outcome.folder or Path(f"{short_name(config.method)}-seed{config.seed}"),
-            config,
-            outcome.records,
-            outcome.summary,
-            about,
-            holdings=experiment.holdings(),
-            metrics=tuple(experiment.task.metrics),
-        ),
+        stored=_stored(outcome),
         module=experiment.task.module,
+    )
+
+
+def _stored(outcome: Outcome) -> StoredRun:
+    """Return what reports read of a run: what its folder says, or would say if it had one."""
+    if outcome.folder is not None:
+        return load(outcome.folder, damage=[])
+    experiment, config = outcome.experiment, outcome.config
+    about = environment(config.engine, {}, config.device)
+    del about["metrics"]
+    return StoredRun(
+        Path(f"{short_name(config.method)}-seed{config.seed}"),
+        config,
+        outcome.records,
+        outcome.summary,
+        about,
+        holdings=experiment.holdings(),
+        metrics=tuple(experiment.task.metrics),
     )
 
 
