@@ -7,9 +7,9 @@ import math
 import pytest
 
 import feddpc
-from feddpc.cli.display import Display
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
+from feddpc.report.display import Display
 from feddpc.runs.record import load, read_metrics
 from feddpc.runs.tracking.base import values
 from feddpc.study import RunSpec, StudyPlan, choose, run_study

@@ -39,10 +39,10 @@ def build(
     data: Dataset | None = None,
     module: nn.Module | None = None,
     partition: Partition | None = None,
-    own: OwnParts | None = None,
+    own: TaskParts | None = None,
 ) -> Experiment:
     """Build everything that does not depend on the method; ``data``, ``module`` and ``partition`` may be one's own."""
-    own = own or OwnParts()
+    own = own or TaskParts()
     data = data or load(config.data, **config.data_options)
     if partition is None and partition_name(config, data) == "natural":
         partition = data.natural_partition()[0]
@@ -116,7 +116,7 @@ def build(
 
 
 @dataclass(frozen=True)
-class OwnParts:
+class TaskParts:
     """What a caller gives as objects: task class, loss, transform, metrics; the configuration holds their names."""
 
     task: type[NetworkTask] | None = None
@@ -156,11 +156,11 @@ def resolve(
     data: Dataset,
     module: nn.Module | None = None,
     partition: Partition | None = None,
-    own: OwnParts | None = None,
+    own: TaskParts | None = None,
 ) -> Config:
     """Fill in what was left open; the result says exactly what will be computed."""
     config = dataclasses.replace(config, partition=partition_name(config, data))
-    changes = _resolve_task(config, data, own or OwnParts())
+    changes = _resolve_task(config, data, own or TaskParts())
     if config.partition == "natural" and partition is None:
         partition = data.natural_partition()[0]
     if partition is not None:
@@ -192,7 +192,7 @@ def resolve(
     return resolve_policies(dataclasses.replace(config, **changes))
 
 
-def _resolve_task(config: Config, data: Dataset, own: OwnParts) -> dict[str, Any]:
+def _resolve_task(config: Config, data: Dataset, own: TaskParts) -> dict[str, Any]:
     """Return task, loss and metrics by name."""
     name = config.task
     if own.task is None and name == "auto":

@@ -185,6 +185,14 @@ class Config:
         0.0, "Share of every class of the training set that nobody trains on, evaluated after every round.", "data"
     )
     seed: int = key(0, "Seed of partition, initial model, cohorts and batches.", "training", per_run=True)
+    keep: Literal["last", "best"] = key(
+        "last",
+        "The model that a run returns and writes: that of its last round, or of the round with the best primary metric "
+        "on validation data; without validation data on the test set, which is then no fair test of that model any "
+        "more.",
+        "training",
+        after_setup=True,
+    )
     scaling: Literal["auto", "half", "channel", "unit", "none"] = key(
         "auto",
         "How bytes become network inputs: to [-1, 1], by mean and deviation per channel, to [0, 1], or not at all.",

@@ -20,6 +20,7 @@ from feddpc.methods.federated_data import FederatedData, Ids
 from feddpc.participants import Draw, Sampler
 from feddpc.policies import Policies
 from feddpc.population import Population
+from feddpc.registry import short_name
 from feddpc.tasks.network import NetworkTask
 from feddpc.validation import Judge, judge
 
@@ -27,7 +28,7 @@ from feddpc.validation import Judge, judge
 MOST_HOLDINGS = 250_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Experiment:
     """Everything that the methods of a comparison share for one seed; `feddpc.build.build` makes it.
 
@@ -58,6 +59,11 @@ class Experiment:
     def __post_init__(self) -> None:
         population = Population(self.config, self.planner.partition.sizes, self.sampler, self.policies.faults)
         object.__setattr__(self, "population", population)
+
+    def __repr__(self) -> str:
+        config = self.config
+        parts = f"{short_name(config.model)} on {self.data.name}, {len(self.partition)} clients"
+        return f"<Experiment: {parts}, {config.cohort} per round, seed {config.seed}>"
 
     def with_task(self, task: NetworkTask, **changes: Any) -> Experiment:
         """Return this experiment with another task, on which models are judged too."""

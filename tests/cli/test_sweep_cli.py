@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from feddpc.cli import main
-from feddpc.cli.display import Many
+from feddpc.report.display import Many
 from feddpc.runs.record import read_records
 from feddpc.study import Progress, workers
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from feddpc import methods
-from feddpc.build import OwnParts, build
+from feddpc.build import TaskParts, build
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
@@ -94,7 +94,7 @@ def jitter(x, u):
 
 @pytest.mark.parametrize("engine", [Stacked, lambda: Cuda(anywhere=True)], ids=["stacked", "cuda"])
 def test_a_transform_changes_training_batches_alike_in_every_engine(engine):
-    setting = experiment(OwnParts(transform=jitter))
+    setting = experiment(TaskParts(transform=jitter))
     a, _ = run_rounds(setting, FEDAVG, Loop(), 3)
     b, _ = run_rounds(setting, FEDAVG, engine(), 3)
     torch.testing.assert_close(a.w, b.w, rtol=0, atol=1e-10)
@@ -104,7 +104,7 @@ def test_a_transform_changes_training_batches_alike_in_every_engine(engine):
 
 
 def test_random_numbers_of_a_transform_belong_to_the_sample_and_round():
-    planner = experiment(OwnParts(transform=jitter)).planner
+    planner = experiment(TaskParts(transform=jitter)).planner
     alone, together = planner.plan(3, np.array([5])), planner.plan(3, np.array([2, 5]))
     k, n = alone.steps[0], alone.count[0, 0]
     assert np.array_equal(alone.draws[0, :k, :n], together.draws[1, :k, :n])
@@ -123,7 +123,7 @@ def test_random_numbers_of_a_transform_belong_to_the_sample_and_round():
 )
 def test_transforms_that_do_not_fit(transform, values):
     with pytest.raises(BadInputError, match=r"transform|augment"):
-        experiment(OwnParts(transform=transform), **values)
+        experiment(TaskParts(transform=transform), **values)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from feddpc import methods
-from feddpc.build import OwnParts, build, for_method
+from feddpc.build import TaskParts, build, for_method
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.engines.cuda.captured import Cuda
@@ -107,7 +107,7 @@ def test_metrics_are_those_of_their_definitions(kind):
 
 
 def test_an_own_loss_is_learned_and_evaluated():
-    own = experiment("regression", OwnParts(loss=lambda outputs, targets: (outputs - targets) ** 2))
+    own = experiment("regression", TaskParts(loss=lambda outputs, targets: (outputs - targets) ** 2))
     usual = experiment("regression")
     a, _ = run_rounds(own, methods.create("fedavg"), Loop(), 2)
     b, _ = run_rounds(usual, methods.create("fedavg"), Loop(), 2)
@@ -119,7 +119,7 @@ def test_own_metrics_see_all_outputs():
         return (outputs - targets).abs().max()
 
     largest.direction = "min"
-    setting = experiment("regression", OwnParts(metrics=(largest, "r2")))
+    setting = experiment("regression", TaskParts(metrics=(largest, "r2")))
     errors = setting.task.module(setting.task.x_test).squeeze(-1) - setting.task.y_test
     assert setting.task.evaluate(setting.w0)["largest"] == pytest.approx(errors.abs().max().item())
     assert setting.task.metrics[0].direction == "min"
@@ -137,11 +137,11 @@ def test_auc_is_the_share_of_ordered_pairs():
 @pytest.mark.parametrize(
     ("own", "values", "words"),
     [
-        (OwnParts(loss=lambda o, t: ((o - t) ** 2).mean()), {}, "reduction"),
-        (OwnParts(loss=lambda o, t: (o - t).log()), {}, "nan"),
-        (OwnParts(loss=lambda o, t: o.nothing), {}, "fails"),
-        (OwnParts(metrics=(lambda o, t: o.nothing,)), {}, "metric"),
-        (OwnParts(metrics=(3,)), {}, "metrics"),
+        (TaskParts(loss=lambda o, t: ((o - t) ** 2).mean()), {}, "reduction"),
+        (TaskParts(loss=lambda o, t: (o - t).log()), {}, "nan"),
+        (TaskParts(loss=lambda o, t: o.nothing), {}, "fails"),
+        (TaskParts(metrics=(lambda o, t: o.nothing,)), {}, "metric"),
+        (TaskParts(metrics=(3,)), {}, "metrics"),
         (None, {"metrics": "acuracy"}, "accuracy"),
         (None, {"metrics": "accuracy"}, "floats"),
         (None, {"metrics": "mse,mse"}, "once"),
@@ -187,7 +187,7 @@ def test_a_task_of_ones_own():
         def sample_losses(self, outputs, targets):
             return (1 + (targets > 0)) * (self.aligned(outputs, targets) - targets) ** 2
 
-    setting = experiment("regression", OwnParts(task=Ranked))
+    setting = experiment("regression", TaskParts(task=Ranked))
     _, records = run_rounds(setting, methods.create("feddpc"), Stacked(), 2)
     assert set(records[0].metrics) == {"test_mae", "test_loss"}
 

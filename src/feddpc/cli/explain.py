@@ -60,7 +60,7 @@ def _list(facts: list[dict[str, Any]], measure: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from feddpc.cli.display import print_line
+    from feddpc.report.display import print_line
 
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
@@ -162,8 +162,8 @@ def report(
     """Print the table of finished and unfinished runs, and write their curves and page."""
     from rich.console import Console
 
-    from feddpc.cli.display import print_line
     from feddpc.report import page, tables
+    from feddpc.report.display import print_line
 
     damage: list[str] = []
     runs = tables.collect(folder, damage)

@@ -40,9 +40,9 @@ def demo(
     """Start a SuperLink and SuperNodes on this machine, train, show the curve, and leave no process behind."""
     from rich.console import Console
 
-    from feddpc.cli.display import Display, print_line
     from feddpc.config import Config
     from feddpc.federate.demo import Demo
+    from feddpc.report.display import Display, print_line
 
     folder = flags.output_folder(out, "federate", resume=resume)
     given = {key: value for key, value in {"rounds": rounds, "method": method}.items() if value is not None}
@@ -110,8 +110,8 @@ def check(
 
 def _show(run: Path, folder: Path, console: Console, quiet: bool) -> None:
     """Write curves and page, and show the rounds and the table."""
-    from feddpc.cli.display import print_line
     from feddpc.report import page, tables
+    from feddpc.report.display import print_line
 
     runs = tables.collect(run)
     failures: list[str] = []

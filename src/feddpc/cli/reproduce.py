@@ -101,10 +101,10 @@ def reproduce(
     """Run what is missing, then print tables and findings and write figures and a page."""
     from rich.console import Console
 
-    from feddpc.cli.display import Many
     from feddpc.paper import results
     from feddpc.paper.presets import default_scale, preset
     from feddpc.paper.study_spec import StudySpec, data_of
+    from feddpc.report.display import Many
     from feddpc.runs.runner import Stop
 
     target = str(context.info_name)

@@ -80,7 +80,7 @@ def sweep(
         return
     from rich.console import Console
 
-    from feddpc.cli.display import Many
+    from feddpc.report.display import Many
     from feddpc.runs.runner import Stop
     from feddpc.study import StudyPlan, run_sweep
     from feddpc.study.choose import BY
@@ -179,8 +179,8 @@ def _usual_at_once(plan: StudyPlan, device: str | None) -> int:
 
 def _announce(plan: StudyPlan, out: Path, console: Any, extend: bool) -> None:
     """Print the budget of every method, and warn where they differ."""
-    from feddpc.cli.display import print_line
     from feddpc.config import Config
+    from feddpc.report.display import print_line
     from feddpc.study.choose import budget
     from feddpc.study.plan import refuse_another
 
@@ -214,7 +214,7 @@ def _present(results: list[RunResult], folders: list[Path], plan: StudyPlan | No
         return
     from rich.console import Console
 
-    from feddpc.cli.display import print_line
+    from feddpc.report.display import print_line
     from feddpc.report.table import sweep_table
 
     console = Console(soft_wrap=True)

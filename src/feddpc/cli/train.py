@@ -177,7 +177,7 @@ def _rerun(like: Path, overrides: Overrides, method: str, quiet: bool) -> RerunP
 def _display(quiet: bool, as_json: bool) -> Any:
     from rich.console import Console
 
-    from feddpc.cli.display import Display
+    from feddpc.report.display import Display
 
     return Display(Console(stderr=as_json), quiet=quiet)
 
@@ -208,7 +208,7 @@ def _present(
     elif not quiet:
         from rich.console import Console
 
-        from feddpc.cli.display import print_line
+        from feddpc.report.display import print_line
 
         console = Console(soft_wrap=True)
         console.print(tables.rich_table(rows))

@@ -90,6 +90,8 @@ def strategy(
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
     settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
+    if settings.keep != "last":
+        raise BadInputError(f"keep = {settings.keep!r}: a federation keeps the model of its last round: leave keep out")
     if settings.privacy:
         check(method)
         if min_replies > 1:

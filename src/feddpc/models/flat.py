@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -74,6 +75,18 @@ class Flat:
         """
         ones = [float(name.startswith(prefix)) for name in self.names]
         return torch.cat([torch.full((n,), one) for one, n in zip(ones, self.sizes, strict=True)])
+
+
+def with_weights(module: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of ``module`` with these weights, on the CPU and in evaluation mode.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> bool((with_weights(layer, {k: v * 0 for k, v in layer.state_dict().items()}).weight == 0).all())
+    True
+    """
+    twin = copy.deepcopy(module).cpu()
+    twin.load_state_dict(state_dict)
+    return twin.eval()
 
 
 class _Whole(nn.Module):

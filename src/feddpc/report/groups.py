@@ -63,7 +63,7 @@ def primaries(every: Iterable[Group]) -> list[Metric]:
 
 
 def status(run: StoredRun) -> str:
-    """Say how a run ended: finished, diverged, interrupted; or unfinished, if it runs still or was killed."""
+    """Say how a run ended: finished, diverged, interrupted, stopped; or unfinished, if it runs still or was killed."""
     summary = run.summary or {}
     ended = str(summary.get("status", "unfinished"))
     # A run that was resumed keeps its old summary until it ends again.

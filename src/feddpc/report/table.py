@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from feddpc.registry import short_name
@@ -56,6 +57,18 @@ class Table:
         for i, row in enumerate(self.rows):
             lines.append(_piped([f"**{cell}**" if i in self.bold and cell else cell for cell in row]))
         return "\n".join([*lines, *(part for note in self.notes for part in ("", note))])
+
+    def html(self) -> str:
+        """Return the table for a notebook.
+
+        >>> Table("t", "", ("a", "b"), [["<x>", "1"]]).html()
+        '<table><tr><th>a</th><th>b</th></tr><tr><td>&lt;x&gt;</td><td>1</td></tr></table>'
+        """
+        lines = ["".join(f"<th>{escape(heading)}</th>" for heading in self.headings)]
+        for i, row in enumerate(self.rows):
+            cells = [f"<b>{escape(cell)}</b>" if i in self.bold and cell else escape(cell) for cell in row]
+            lines.append("".join(f"<td>{cell}</td>" for cell in cells))
+        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
     def csv(self) -> str:
         """Return the table for a spreadsheet."""

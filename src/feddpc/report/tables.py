@@ -238,13 +238,18 @@ def _seeds(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def rich_table(rows: Sequence[Row]) -> rich.table.Table:
-    """Return the table for a terminal: the best row is bold, and notes have a column only if there are any."""
+def make_table(rows: Sequence[Row]) -> Table:
+    """Return the rows as a table: the best one is bold, and notes have a column only if there are any."""
     noted = any(row.notes for row in rows)
     lines = [[*cells(row), *(["; ".join(row.notes)] if noted else [])] for row in rows]
     names = (*headings(rows), *(["notes"] if noted else []))
     best = frozenset(i for i, row in enumerate(rows) if row.leads)
-    return Table("table", "", names, lines, [], best, frozenset({"notes"})).rich(wrap=True)
+    return Table("table", "", names, lines, [], best, frozenset({"notes"}))
+
+
+def rich_table(rows: Sequence[Row]) -> rich.table.Table:
+    """Return the table for a terminal."""
+    return make_table(rows).rich(wrap=True)
 
 
 def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:

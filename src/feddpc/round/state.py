@@ -70,6 +70,7 @@ class RunState:
     round: int = 0
     meter: Meter = field(default_factory=Meter)
     watched: State = field(default_factory=dict)  #: what screening, and simulated attackers, remember of earlier rounds
+    best: Tensor | None = None  #: the model of the best round so far, where the run keeps that one
 
     @classmethod
     def begin(cls, method: Method, w: Tensor, population: int, placement: Placement = ON_DEVICE) -> RunState:

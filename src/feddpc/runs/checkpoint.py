@@ -30,6 +30,8 @@ from feddpc.storage import explain_os_errors, replace_file, replace_text, sync_f
 FORMAT = 3
 #: How the names of tensors begin that belong to ``RunState.watched``.
 WATCHED = "watched/"
+#: The name of the tensor that holds ``RunState.best``.
+BEST = "best"
 #: The notes of the last checkpoint and of the one before it.
 NOTE, OLDER_NOTE = "checkpoint.json", "checkpoint.previous.json"
 
@@ -72,6 +74,8 @@ def save(
             _write_note(index, {"round": 0, "file": None})  # so that a state without a note is never a beginning
     tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
     tensors |= {f"{WATCHED}{k}": v for k, v in progress.watched.items()}
+    if progress.best is not None:
+        tensors[BEST] = progress.best
     memories = {"slots": progress.slots, "clients": progress.clients}
     for kind, memory in memories.items():
         ids, table = memory.export()
@@ -191,6 +195,8 @@ def restore(saved: Saved, progress: RunState) -> None:
                 )
         # Copies: what a file gives may lie at odd addresses, where vectorised sums add in another order.
         placed = {k: saved.tensors[k].to(v.device, v.dtype, copy=True) for k, v in fresh.items()}
+        if BEST in saved.tensors:
+            progress.best = saved.tensors[BEST].to(progress.w.device, progress.w.dtype, copy=True).view_as(progress.w)
         _restore_memory(saved, "slots", progress.slots)
         _restore_memory(saved, "clients", progress.clients)
     except KeyError as error:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from feddpc.build import for_method, make_method
+from feddpc.callbacks import Callback, Callbacks, Run
 from feddpc.config import MAY_CHANGE, Config
 from feddpc.errors import RunFolderError
 from feddpc.experiment import Experiment
@@ -43,11 +44,14 @@ from feddpc.runs.record import (
     summarize,
 )
 from feddpc.runs.tracking import Track, Tracking
+from feddpc.tasks.metrics import Metric
 
 OnRound = Callable[[dict[str, Any]], None]
 
 #: Config tables that a resumed run must not silently drop.
 ABSENT = ("privacy", "screen", "faults")
+#: How runs end that have nothing left to compute.
+ENDED = ("finished", "diverged")
 #: Seconds between checkpoints, unless asked otherwise.
 CHECKPOINT_SECONDS = 5.0
 
@@ -98,10 +102,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that ended: how, what it recorded, and the last model."""
+    """A run that ended: how, what it recorded, and the model that it keeps."""
 
     config: Config
-    status: str  #: finished, diverged or interrupted
+    status: str  #: finished, diverged, interrupted (by Ctrl-C) or stopped (by a callback)
     reason: str | None
     records: list[dict[str, Any]]
     summary: dict[str, Any]
@@ -124,6 +128,7 @@ def execute(
     lean: bool = False,
     track: Track = (),
     examine: Callable[[Experiment], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Run ``experiment.config`` to its last round and return what came out.
 
@@ -131,7 +136,8 @@ def execute(
     with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
     A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
     ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
-    method made of the experiment, and may raise, before anything is written.
+    method made of the experiment, and may raise, before anything is written. ``callbacks`` may stop the run; if one of
+    them raises an error, the round is kept and the run can be resumed.
     """
     stop = stop or Stop()
     tracking = Tracking.of(track, out, resume)
@@ -171,15 +177,25 @@ def execute(
         about = environment(machine.name, timings, config.device, world, experiment.task.metrics)
         folder = _begin(out, config, experiment, method, about, lean)
     keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
+    watching = Callbacks(callbacks, Run(config, experiment, progress, records, out))
     summary: dict[str, Any] | None = None
     clients: dict[str, list[float]] = {}
     try:
+        best = _BestModel(experiment, progress, records, ended) if config.keep == "best" else None
         if out is not None:
             tracking.begin(config, out, records)
+        watching.call("on_run_begin")
         while ended is None:
             record = run_round(experiment, method, machine, progress)
             records.append(json.loads(line(record)))
-            ended = _why(record, config, stop)
+            if best is not None:
+                best.see(records[-1], record.diverged)
+            try:
+                watching.call("on_round_end")
+            except Exception:
+                keeper.keep(record, _why(record, config, stop) or ("interrupted", None))
+                raise
+            ended = _why(record, config, stop) or watching.run.stopped
             keeper.keep(record, ended)
             if record.clients:
                 clients = record.clients
@@ -191,19 +207,24 @@ def execute(
         status, reason = ended
         summary = summarize(config, records, status, reason, experiment.task.metrics)
         summary["costs"] = progress.meter.summary()
+        kept = progress.w
+        if best is not None and progress.best is not None:
+            kept, summary["model_round"] = progress.best, best.round
         if folder is not None:
             if not lean:
-                checkpoint.save_model(folder.path / "model.safetensors", experiment.task.flat.state_dict(progress.w))
+                checkpoint.save_model(folder.path / "model.safetensors", experiment.task.flat.state_dict(kept))
             folder.finish(summary)
-            if lean and status != "interrupted":
+            if lean and status in ENDED:
                 shutil.rmtree(folder.checkpoint, ignore_errors=True)
+        watching.run.status = status
+        watching.call("on_run_end")
     finally:
         tracking.end(summary)
         if folder is not None:
             folder.close()
         with suppress(RuntimeError) if summary is None else nullcontext():  # a device that failed fails here again
             machine.release()
-    return Outcome(config, status, reason, records, summary, progress.w, out, experiment, clients)
+    return Outcome(config, status, reason, records, summary, kept, out, experiment, clients)
 
 
 def _begin(
@@ -250,13 +271,49 @@ class _Keeper:
         began = time.monotonic()
         if ended is None and began < self.due:
             return
-        if ended is not None and self.lean and ended[0] != "interrupted":
+        if ended is not None and self.lean and ended[0] in ENDED:
             return  # the checkpoints are about to go
         self.folder.records.sync()  # they must be on the disk before a checkpoint says so
         checkpoint.save(self.folder.checkpoint, self.progress, self.folder.records.mark, record.diverged)
         # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
         took, share = time.monotonic() - began, 100 if self.lean else 20
         self.due = time.monotonic() + max(self.seconds, share * took if self.seconds else 0.0)
+
+
+class _BestModel:
+    """Keeps the model of the round with the best primary metric, on validation data where there are any."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        progress: RunState,
+        records: Sequence[dict[str, Any]],
+        ended: tuple[str, str | None] | None,
+    ) -> None:
+        self.progress = progress
+        self.metric: Metric = experiment.task.metrics[0]
+        self.key = self.metric.key("test" if experiment.validate is None else "validation")
+        past = records[:-1] if ended is not None and ended[0] == "diverged" else records
+        scored = [record for record in past if record[self.key] is not None]
+        self.record = self.metric.pick(scored, lambda record: record[self.key])
+        if self.record is not None and progress.best is None:
+            raise RunFolderError(
+                f"the checkpoint of round {progress.round} lacks the model of round {self.round}, which the run keeps "
+                '(keep = "best"): restore the checkpoint, or start a new run'
+            )
+
+    @property
+    def round(self) -> int | None:
+        """The best round so far; None while no round was evaluated."""
+        return None if self.record is None else int(self.record["round"])
+
+    def see(self, record: dict[str, Any], diverged: str | None) -> None:
+        """Keep the present model if its round is the best one; a round that was not evaluated does not count."""
+        value = record[self.key]
+        if diverged or value is None:
+            return
+        if self.record is None or self.metric.sign * value > self.metric.sign * self.record[self.key]:
+            self.record, self.progress.best = record, self.progress.w.clone()
 
 
 def _why(record: RoundRecord, config: Config, stop: Stop) -> tuple[str, str | None] | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,23 +11,28 @@ from typing import Any, Protocol
 import torch
 
 from feddpc import methods
-from feddpc.build import make_method
+from feddpc.build import build, resolve, with_reserve
+from feddpc.callbacks import Callback
 from feddpc.checks import check_int
 from feddpc.config import MAY_CHANGE, Config
+from feddpc.data import Dataset
 from feddpc.errors import BadInputError, RunFolderError
+from feddpc.experiment import Experiment
+from feddpc.methods.base import Method
 from feddpc.privacy.mechanism import check as check_private
 from feddpc.runs.concurrent import run_concurrently
 from feddpc.runs.record import is_blank, is_run, load_config
 from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop
 from feddpc.runs.tracking import Track, check
+from feddpc.study import setup_cache
 from feddpc.study.folder import StudyFolder
 from feddpc.study.overrides import Overrides
 from feddpc.study.plan import FILES, StudyPlan, claim
-from feddpc.study.spec import RunSpec
-from feddpc.study.workers import execute_spec
+from feddpc.study.spec import EXECUTION_KEYS, RunSpec
+from feddpc.study.workers import execute_shared
 from feddpc.torch_globals import preserve_torch_globals
 
-__all__ = ["Listener", "Overrides", "compare", "run_name"]
+__all__ = ["Listener", "Overrides", "OwnParts", "compare", "run_comparison", "run_name"]
 
 
 class Listener(Protocol):
@@ -46,22 +51,61 @@ class Listener(Protocol):
         """Return a listener for another run at the same time."""
 
 
+@dataclass(frozen=True)
+class OwnParts:
+    """What a comparison uses in place of what its configurations name: data, network, partition and methods."""
+
+    parts: Mapping[str, Any] = field(default_factory=dict)  #: what `feddpc.build.build` takes
+    methods: Mapping[str, Method] = field(default_factory=dict)  #: by the names that the comparison gives them
+    _built: dict[str, Experiment] = field(default_factory=dict, init=False, repr=False)
+
+    def method(self, name: str, hyper: Mapping[str, Any]) -> Method:
+        """Return the method ``name``, one's own or a registered one with these hyper-parameters."""
+        return self.methods[name] if name in self.methods else methods.create(name, **hyper)
+
+    def complete(self, config: Config, method: Method) -> Config:
+        """Return a configuration that says exactly what will be computed, or raise what is wrong with it."""
+        rest = {name: part for name, part in self.parts.items() if name != "data"}
+        complete = resolve(with_reserve(config, [method]), self._data(config), **rest)
+        return replace(complete, **{key: getattr(config, key) for key in EXECUTION_KEYS})
+
+    def experiment(self, config: Config) -> Experiment:
+        """Return the experiment of a complete configuration; runs with the same seed share what is built once."""
+        if not self.parts:
+            return setup_cache.experiment(config)
+        key = setup_cache.setup_key(config)
+        if key not in self._built:
+            self._built.clear()
+            self._built[key] = build(config, **{**self.parts, "data": self._data(config)})
+        return setup_cache.adopt(self._built[key], config)
+
+    def _data(self, config: Config) -> Dataset:
+        own: Dataset | None = self.parts.get("data")
+        return setup_cache.dataset(config) if own is None else own
+
+
 def run_name(method: str, seed: int) -> str:
     """Return the folder name of a run inside a comparison.
 
-    >>> run_name("feddpc", 0)
-    'feddpc-seed0'
+    >>> run_name("feddpc", 0), run_name("feddpc lam=0.5", 1)
+    ('feddpc-seed0', 'feddpc-lam=0.5-seed1')
     """
-    return f"{methods.get(method).name}-seed{seed}"
+    return f"{method.replace(' ', '-').replace('/', '-')}-seed{seed}"
+
+
+def compare(overrides: Overrides, names: Sequence[str], seeds: Sequence[int], out: Path, **how: Any) -> list[Outcome]:
+    """Run every method with every seed into sub-folders of ``out``, as :func:`run_comparison` does."""
+    return list(run_comparison(overrides, names, seeds, out, **how).values())
 
 
 @preserve_torch_globals()
-def compare(
+def run_comparison(
     overrides: Overrides,
     names: Sequence[str],
     seeds: Sequence[int],
-    out: Path,
+    out: Path | None,
     *,
+    own: OwnParts | None = None,
     resume: bool = False,
     extend: bool = False,
     listener: Listener | None = None,
@@ -69,50 +113,55 @@ def compare(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     at_once: int = 1,
     track: Track = (),
-) -> list[Outcome]:
-    """Run every method with every seed into sub-folders of ``out``, ``at_once`` of them at a time.
+    callbacks: Sequence[Callback] = (),
+) -> dict[tuple[str, int], Outcome]:
+    """Run every method with every seed, ``at_once`` of them at a time; return what came out by method and seed.
 
-    A run that diverges is kept, and the others continue; a request to stop ends the comparison after the round.
-    ``resume`` continues the comparison in ``out``; ``extend`` does so with more methods or seeds. The first run is
-    alone in any case: with ``engine = "fastest"`` all others use the engine that it chose.
+    With ``out``, each run has a sub-folder there. A run that diverges is kept, and the others continue; a request to
+    stop ends the comparison after the round. ``resume`` continues the comparison in ``out``; ``extend`` does so with
+    more methods or seeds. The first run is alone in any case: with ``engine = "fastest"`` all others use the engine
+    that it chose.
     """
-    stop, resume = stop or Stop(), resume or extend
+    stop, resume, own = stop or Stop(), resume or extend, own or OwnParts()
     check_int("at_once", at_once, 1)
     plan = StudyPlan(list(names), list(seeds), overrides)
-    trials = zip(*(plan.specs(name, {}) for name in names), strict=True)
-    configs = [_checked(spec.config) for seed in trials for spec in seed]
-    by_folder = {run_name(config.method, config.seed): config for config in configs}
-    if len(by_folder) < len(configs):
-        raise BadInputError(f"methods = {', '.join(names)}: two of them have the same name")
+    runs = _plan_runs(plan, own)
     trackers = check(track, out if resume else None)
-    _refuse_folder(out, resume)
-    begun = {name: load_config(out / name) for name in by_folder if is_run(out / name)}
-    for name, stored in begun.items():
-        _refuse_changes(out / name, stored, by_folder[name], overrides)
-    changes = {k: overrides.values[k] for k in MAY_CHANGE if k in overrides.values}
-    by_folder |= {name: Config.read(stored.asdict() | changes) for name, stored in begun.items()}
-    specs = {name: RunSpec(config) for name, config in by_folder.items()}
-    for spec in specs.values():
-        _ = spec.complete  # raises what is wrong before anything is written
-    claim(out, plan, extend=extend, runs=list(specs))
-    StudyFolder(out).note_code(specs.values(), "finished runs keep their results; for new ones choose another --out")
+    begun: dict[tuple[str, int], Config] = {}
+    if out is not None:
+        _refuse_folder(out, resume)
+        begun = {key: load_config(out / run.name) for key, run in runs.items() if is_run(out / run.name)}
+        changes = {k: overrides.values[k] for k in MAY_CHANGE if k in overrides.values}
+        for key, stored in begun.items():
+            _refuse_changes(out / runs[key].name, stored, runs[key].config, overrides)
+            runs[key] = replace(runs[key], config=Config.read(stored.asdict() | changes))
+    # This raises what is wrong before anything is written.
+    runs = {key: replace(run, config=own.complete(run.config, run.method)) for key, run in runs.items()}
+    if out is not None:
+        claim(out, plan, extend=extend, runs=[run.name for run in runs.values()])
+        remedy = "finished runs keep their results; for new ones choose another --out"
+        StudyFolder(out).note_code([RunSpec(run.config) for run in runs.values()], remedy)
+    elif trackers:
+        raise BadInputError("track needs a folder that holds the runs too: give out")
 
-    def run(name: str, listener: Listener | None, engine: str | None) -> Outcome | None:
+    def execute_run(key: tuple[str, int], listener: Listener | None, engine: str | None) -> Outcome | None:
         if stop.wanted:
             return None
+        run = runs[key]
         if listener:
-            listener.begin(specs[name].config)
-        outcome = execute_spec(
-            specs[name],
-            out / name,
+            listener.begin(run.config)
+        outcome = execute_shared(
+            partial(own.experiment, run.config),
             at_once=at_once,
-            lean=False,
+            method=run.method if key[0] in own.methods else None,
+            out=None if out is None else out / run.name,
             engine=engine,
             resume=resume,
             on_round=listener.round if listener else None,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             track=trackers,
+            callbacks=callbacks,
         )
         if listener:
             listener.end(outcome.summary)
@@ -120,23 +169,51 @@ def compare(
 
     timed = overrides.values.get("engine") == "fastest"
     engine = next((stored.engine for stored in begun.values()), None) if timed else None
-    first_name, *rest = specs
-    first = run(first_name, listener, engine)
+    first_key, *rest = runs
+    first = execute_run(first_key, listener, engine)
     if first and timed:  # all others use its engine and its compiler, so that seconds can be compared
         engine, compiled = first.config.engine, first.config.compile
-        specs |= {n: RunSpec(replace(specs[n].config, compile=compiled)) for n in rest}
+        runs |= {key: replace(runs[key], config=replace(runs[key].config, compile=compiled)) for key in rest}
     listeners = [listener.another() if listener and at_once > 1 else listener for _ in rest]
-    jobs = [partial(run, name, other, engine) for name, other in zip(rest, listeners, strict=True)]
-    return [outcome for outcome in (first, *run_concurrently(jobs, at_once)) if outcome]
+    jobs: list[Callable[[], Outcome | None]] = [
+        partial(execute_run, key, other, engine) for key, other in zip(rest, listeners, strict=True)
+    ]
+    outcomes = dict(zip(runs, (first, *run_concurrently(jobs, at_once)), strict=True))
+    return {key: outcome for key, outcome in outcomes.items() if outcome}
 
 
-def _checked(config: Config) -> Config:
-    """Return a configuration with all hyper-parameters, after all checks that need no data."""
-    method, config = make_method(config)
-    method.init_server(torch.zeros(1), config.clients)
-    if config.privacy:
-        check_private(method)
-    return config
+@dataclass(frozen=True)
+class _PlannedRun:
+    """One run of a comparison."""
+
+    name: str  #: of its folder
+    config: Config
+    method: Method
+
+
+def _plan_runs(plan: StudyPlan, own: OwnParts) -> dict[tuple[str, int], _PlannedRun]:
+    """Return the runs by method and seed, in their order, after all checks that need no data.
+
+    The server keeps the same share of the data for all methods: what the most demanding one needs.
+    """
+    values, hyper = plan.overrides.values, plan.overrides.hyper
+    made = {name: own.method(name, hyper.get(name, {})) for name in plan.methods}
+    shared = Config.read({k: v for k, v in values.items() if k not in ("method", "seed", "hyper")})
+    needed = max(method.reserve for method in made.values())
+    reserve = needed if shared.reserve is None else shared.reserve
+    runs = {}
+    for seed in plan.seeds:
+        for name, method in made.items():
+            method.init_server(torch.zeros(1), shared.clients)
+            if shared.privacy:
+                check_private(method)
+            identity = {"method": method.name if name in own.methods else name, "hyper": method.hyper(), "seed": seed}
+            config = Config.read(shared.asdict() | identity | {"reserve": reserve})
+            label = name if name in own.methods else method.name
+            runs[name, seed] = _PlannedRun(run_name(label, seed), config, method)
+    if len({run.name for run in runs.values()}) < len(runs):
+        raise BadInputError(f"methods = {', '.join(plan.methods)}: two of them have the same name")
+    return runs
 
 
 def _refuse_folder(out: Path, resume: bool) -> None:

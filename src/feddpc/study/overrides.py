@@ -24,8 +24,9 @@ class Overrides:
     def set(self, key: str, value: Any, names: Sequence[str]) -> None:
         """Apply one ``--set``: a hyper-parameter, METHOD.KEY, PART.KEY, or any other key of the configuration."""
         part, dot, rest = key.rpartition(".")
-        having = [n for n in names if key in hyper_names(n)]
-        named = [n for n in names if part in (n, methods.get(n).name)]
+        having = [] if dot else [n for n in names if key in hyper_names(n)]
+        # A method of the user's own, given as an object, is in no registry.
+        named = [part] if part in names else [n for n in names if dot and part == methods.get(n).name]
         if dot and named:
             if rest not in hyper_names(named[0]):
                 raise unknown(f"hyper-parameter of {part}", rest, hyper_names(named[0]))

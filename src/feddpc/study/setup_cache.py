@@ -60,13 +60,17 @@ def experiment(config: Config) -> Experiment:
     name = setup_key(config) + fingerprint(config)
     if name in _cache:
         _cache.move_to_end(name)
-        shared = _cache[name]
-        set_precision(config.precision)
-        if isinstance(shared.config.threads, int):
-            torch.set_num_threads(shared.config.threads)
     else:
         while len(_cache) >= CACHE_SIZE:
             _cache.popitem(last=False)
-        shared = _cache[name] = build(config, data=dataset(config))
+        _cache[name] = build(config, data=dataset(config))
+    return adopt(_cache[name], config)
+
+
+def adopt(shared: Experiment, config: Config) -> Experiment:
+    """Return an experiment that was built before, for a run with the same setup."""
+    set_precision(config.precision)
+    if isinstance(shared.config.threads, int):
+        torch.set_num_threads(shared.config.threads)
     own = {key: getattr(config, key) for key in PER_RUN_KEYS}
     return dataclasses.replace(shared, config=dataclasses.replace(shared.config, **own))

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Self
 
 from feddpc.checks import check_int
 from feddpc.errors import FeddpcError, FolderInUseError, RunFolderError
+from feddpc.experiment import Experiment
 from feddpc.runs.concurrent import clone_for_thread, run_concurrently
 from feddpc.runs.record import RunFolder, is_run
 from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
@@ -73,11 +74,17 @@ def execute_spec(
 
     A ``lean`` run keeps its records only, and is not forced to the disk: what a power cut damages is run again.
     """
-    with _PREPARING:
-        shared = setup_cache.experiment(spec.runnable)
-        experiment = shared if at_once == 1 else clone_for_thread(shared)
     with without_sync() if lean else nullcontext():
-        return execute(experiment, out=path, resume=resume, lean=lean, **how)
+        setup = partial(setup_cache.experiment, spec.runnable)
+        return execute_shared(setup, at_once=at_once, out=path, resume=resume, lean=lean, **how)
+
+
+def execute_shared(setup: Callable[[], Experiment], *, at_once: int = 1, **how: Any) -> Outcome:
+    """Run the experiment that ``setup`` returns; of several at once, each has a network of its own."""
+    with _PREPARING:
+        shared = setup()
+        experiment = shared if at_once == 1 else clone_for_thread(shared)
+    return execute(experiment, **how)
 
 
 def run_batch(batch: Batch, *, on_round: OnRound | None = None, stop: Stop | None = None) -> list[RunReport]:

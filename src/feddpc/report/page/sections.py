@@ -142,7 +142,8 @@ def run_list(every: Sequence[Group]) -> str:
     lines = []
     for group in every:
         for run in group.runs:
-            reason = (run.summary or {}).get("reason") if status(run) in ("diverged", "interrupted") else None
+            early = status(run) in ("diverged", "interrupted", "stopped")
+            reason = (run.summary or {}).get("reason") if early else None
             ended = status(run) + (f" ({show(reason)})" if reason else "")
             done = f"{len(run.records)} of {run.config.rounds}"
             machine = environment(run)

@@ -29,7 +29,7 @@ from mlflow.exceptions import MlflowException
 
 #: The most metrics that MLflow takes at once.
 _BATCH = 1000
-_STATUS = {"finished": "FINISHED", "diverged": "FAILED", "interrupted": "KILLED"}
+_STATUS = {"finished": "FINISHED", "diverged": "FAILED", "interrupted": "KILLED", "stopped": "FINISHED"}
 
 
 def make() -> Tracker:

@@ -1,0 +1,177 @@
+"""What callers bring along: data, modules, methods and partitions of their own, checked and converted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from feddpc.build import TaskParts, build, with_reserve
+from feddpc.config import Config
+from feddpc.data import Dataset, load
+from feddpc.data.partition import Partition
+from feddpc.data.readers import from_hugging_face, from_torch
+from feddpc.errors import BadInputError
+from feddpc.experiment import Experiment
+from feddpc.methods.base import Method
+from feddpc.own_functions import describe
+from feddpc.tasks.measures import Measure, measure_of
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a caller brought along, and what that says in a configuration."""
+
+    values: dict[str, Any]
+    data: Dataset | None
+    module: nn.Module | None
+    method: Method | None
+    partition: Partition | None
+    learned: TaskParts | None  #: task, loss, transform and metrics
+
+    @classmethod
+    def of(cls, *, data: Any, model: Any, method: Any, partition: Any, more: dict[str, Any]) -> Own:
+        """Take each thing as it is, by its name, or not at all (None); what of ``more`` is an object is taken out."""
+        learned, words = _learned(more)
+        client_ids, options = more.pop("client_ids", None), more.get("data_options", {})
+        named = {"data": str(data) if isinstance(data, Path) else data}
+        named |= {"model": model, "method": method, "partition": partition}
+        values: dict[str, Any] = {key: value for key, value in named.items() if isinstance(value, str)}
+        dataset = module = made = dealt = None
+        if data is not None:
+            dataset = _dataset(data, client_ids, options)
+            values.setdefault("data", dataset.name)
+        elif client_ids is not None:
+            raise BadInputError("client_ids says who holds each training sample of data: give data too")
+        if model is not None and not isinstance(model, str):
+            module = _module(model)
+            values["model"] = type(module).__name__
+        if method is not None and not isinstance(method, str):
+            made = make_method(method)
+            values |= {"method": made.name, "hyper": made.hyper()}
+        if partition is not None and not isinstance(partition, str):
+            dealt = _partition(partition)
+            values |= {"partition": "given", "clients": len(dealt)}
+        return cls(values | words, dataset, module, made, dealt, learned)
+
+    def parts(self) -> dict[str, Any]:
+        """Return what `feddpc.build.build` takes in place of what a configuration names."""
+        parts = {"data": self.data, "module": self.module, "partition": self.partition, "own": self.learned}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def experiment(self, config: Config, method: Method) -> Experiment:
+        """Build what ``config`` says, with these things in their places."""
+        return build(with_reserve(config, [method]), **self.parts())
+
+
+def refuse_none(**things: Any) -> None:
+    """Raise if one of the arguments is None, which would silently stand for the default."""
+    for name, value in things.items():
+        if value is None:
+            raise BadInputError(f"{name} is None: leave it out to have the default")
+
+
+def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
+    """Return ``values`` with the local learning rate, which has two names: ``lr`` and ``client_lr``."""
+    if client_lr is None:
+        return values
+    if "lr" in values:
+        raise BadInputError(f"lr = {values['lr']} and client_lr = {client_lr} are the same setting: give one of them")
+    return {**values, "lr": client_lr}
+
+
+def _learned(more: dict[str, Any]) -> tuple[TaskParts | None, dict[str, Any]]:
+    """Take task, loss, transform and metrics out of ``more`` where they are objects; return them, and their names."""
+    parts: dict[str, Any] = {}
+    words: dict[str, Any] = {}
+    for name in ("task", "loss", "transform"):
+        if name in more and not isinstance(more[name], str):
+            part = parts[name] = more.pop(name)
+            if not callable(part):
+                raise wrong_type(name, part, "a function, or a name" if name != "task" else "a class, or a name")
+            words[name] = describe(part)
+    metrics = more.get("metrics")
+    if metrics is not None and not isinstance(metrics, str):
+        del more["metrics"]
+        wanted = list(metrics) if isinstance(metrics, Sequence) else [metrics]
+        measures = tuple(measure_of(one) for one in wanted)
+        words["metrics"] = [_metric_name(one, measure) for one, measure in zip(wanted, measures, strict=True)]
+        parts["metrics"] = measures
+    return (TaskParts(**parts) if parts else None), words
+
+
+def _metric_name(wanted: Any, measure: Measure) -> str:
+    return (
+        wanted
+        if isinstance(wanted, str)
+        else describe(wanted).replace(",", ";")
+        if callable(wanted)
+        else measure.metric.name
+    )
+
+
+def _dataset(data: Any, client_ids: Any, options: Mapping[str, Any]) -> Dataset:
+    made = _read(data, options)
+    if client_ids is None:
+        return made
+    fields = {name: getattr(made, name) for name in ("name", "classes", "class_names", "target")}
+    return Dataset.from_arrays(made.x_train, made.y_train, made.x_test, made.y_test, client_ids=client_ids, **fields)
+
+
+def _read(data: Any, options: Mapping[str, Any]) -> Dataset:
+    """Return a data set by its name, or made of arrays, of torch data sets or of one of Hugging Face."""
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str | Path):
+        return load(data, **options)
+    if hasattr(data, "column_names"):
+        return from_hugging_face(data, **options)
+    if not isinstance(data, Sequence):
+        raise wrong_type("data", data, "a name, a path, a Dataset, (x_train, y_train, x_test, y_test) or (train, test)")
+    if len(data) == 2:
+        return from_torch(*data, **options)
+    if len(data) != 4:
+        raise BadInputError(
+            f"data has {len(data)} parts: give (x_train, y_train, x_test, y_test), or (train, test) of torch data sets"
+        )
+    return Dataset.from_arrays(*data, **options)
+
+
+def _module(model: Any) -> nn.Module:
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise BadInputError(f"model is the class {model.__name__}: give an instance, such as {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise wrong_type("model", model, "a torch.nn.Module or a name")
+    return copy.deepcopy(model)
+
+
+def make_method(method: Any) -> Method:
+    """Return a method that was given as an object or as a class; one without a name gets that of its class."""
+    made = method() if isinstance(method, type) and issubclass(method, Method) else method
+    if not isinstance(made, Method):
+        raise wrong_type("method", method, "a Method, its class or its name")
+    if not made.name:
+        type(made).name = type(made).__name__.lower()
+    return made
+
+
+def _partition(partition: Any) -> Partition:
+    if isinstance(partition, Partition):
+        return partition
+    wanted = "a name, a Partition, or one sequence of sample indices per client"
+    if not isinstance(partition, Iterable):
+        raise wrong_type("partition", partition, wanted)
+    lists = list(partition)
+    if lists and all(np.ndim(one) == 0 for one in lists):
+        raise BadInputError(f"partition is an array of {len(lists)} numbers: give {wanted}")
+    return Partition.from_lists(lists)
+
+
+def wrong_type(name: str, value: object, wanted: str) -> BadInputError:
+    """Return the error for an argument of a type that it cannot have."""
+    return BadInputError(f"{name} is of type {type(value).__name__}: give {wanted}")

@@ -1,0 +1,100 @@
+"""The description of a function of the user's own changes when, and only when, the function does."""
+
+import functools
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from feddpc.own_functions import describe
+
+
+def load(tmp_path: Path, text: str, name="mine"):
+    """Import ``text`` as a module, from a file of its own each time."""
+    path = tmp_path / f"v{len(list(tmp_path.iterdir()))}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (math.sqrt, "math.sqrt"),
+        (len, "builtins.len"),
+        (F.cross_entropy, "torch.nn.functional.cross_entropy"),
+        (nn.ReLU, "torch.nn.modules.activation.ReLU"),
+        (max, "builtins.max"),
+    ],
+)
+def test_functions_of_libraries_have_a_name_only(fn, name):
+    assert describe(fn) == name
+
+
+def test_functions_of_torchs_extension_are_named():
+    assert describe(torch.sigmoid).endswith("sigmoid")
+    assert len(describe(torch.sigmoid).split()) == 1
+
+
+def test_own_functions_are_told_apart_by_their_source(tmp_path):
+    first = "def loss(x):\n    return 2 * x\n"
+    one, same, other = (load(tmp_path, text).loss for text in (first, first, first.replace("2", "3")))
+    assert describe(one) == describe(same) != describe(other)
+    assert describe(one).split()[0] == "mine.loss"
+    moved = load(tmp_path, "import math\n\n\n" + first).loss
+    assert describe(moved) == describe(one)
+
+
+def test_lambdas(tmp_path):
+    one, other = (load(tmp_path, f"f = lambda x: {k} * x\n").f for k in (2, 3))
+    assert describe(one).split()[0] == "mine.<lambda>"
+    assert describe(one) != describe(other)
+    pair = load(tmp_path, "f, g = lambda x: 2 * x, lambda x: 3 * x\n")
+    assert describe(pair.f) != describe(pair.g)
+
+
+def test_functions_without_a_file_too():
+    def made(text):
+        space = {"__name__": "__main__"}
+        exec(text, space)
+        return space["f"]
+
+    assert describe(made("f = lambda x: 2 * x")) == describe(made("f = lambda x: 2 * x"))
+    assert describe(made("f = lambda x: 2 * x")) != describe(made("f = lambda x: 3 * x"))
+    assert describe(made("def f(x): return x.sin()")) != describe(made("def f(x): return x.cos()"))
+    inner = "def f(x):\n def g(y): return {} * y\n return g(x)"
+    assert describe(made(inner.format(2))) != describe(made(inner.format(3)))
+
+
+def test_values_that_a_function_holds_count():
+    def power(p):
+        return lambda x: x**p
+
+    assert describe(power(2)) == describe(power(2)) != describe(power(3))
+    add = functools.partial(max, 2)
+    assert describe(add) == describe(functools.partial(max, 2)) != describe(functools.partial(max, 3))
+    assert describe(functools.partial(max, key=None)) != describe(add)
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * x
+
+    def plus(self, x):
+        return self.factor + x
+
+
+def test_objects_and_methods():
+    assert describe(Scaled(2)) == describe(Scaled(2)) != describe(Scaled(3))
+    assert describe(Scaled(2)).split()[0].endswith(".Scaled")
+    assert describe(Scaled(2).plus) == describe(Scaled(2).plus) != describe(Scaled(3).plus)
+    assert describe(nn.CrossEntropyLoss()) != describe(nn.CrossEntropyLoss(label_smoothing=0.1))
