@@ -9,17 +9,11 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc.checks import check_int
 from feddpc.errors import BadInputError
-
-
-class _LSTM(nn.LSTM):
-    """torch's LSTM, which takes its weights where they are: views of the one vector that a client trains."""
-
-    def flatten_parameters(self) -> None:
-        """Leave weights apart, because moving them asks for their addresses, which function transforms hide."""
 
 
 class CharacterLSTM(nn.Module):
@@ -43,16 +37,38 @@ class CharacterLSTM(nn.Module):
         for field, value in (("vocabulary", vocabulary), ("embedding", embedding)):
             check_int(field, value, 1)
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.lstm = _LSTM(
-            embedding, check_int("hidden", hidden, 1), check_int("layers", layers, 1), batch_first=True
-        )
+        self.lstm = nn.LSTM(embedding, check_int("hidden", hidden, 1), check_int("layers", layers, 1), batch_first=True)
         self.head = nn.Linear(hidden, vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, ``[n, T, vocabulary]``."""
-        states, _ = self.lstm(self.embedding(x))
+        h = self.embedding(x)
+        # torch's own layers are the fastest for one client, but function transforms cannot take them apart: on a CPU
+        # vmap runs them one client at a time, and on a GPU none of the transforms works.
+        transformed = torch._C._functorch.is_functorch_wrapped_tensor(h)
+        states = unrolled(self.lstm, h) if transformed else self.lstm(h)[0]
         out: Tensor = self.head(states)
         return out
+
+
+def unrolled(lstm: nn.LSTM, x: Tensor) -> Tensor:
+    """Return what ``lstm`` makes of ``x``, ``[n, T, features]``, in plain operations, one step after the other.
+
+    >>> lstm, x = nn.LSTM(3, 4, 2, batch_first=True), torch.randn(2, 5, 3)
+    >>> torch.allclose(unrolled(lstm, x), lstm(x)[0], atol=1e-6)
+    True
+    """
+    for weight_x, weight_h, bias_x, bias_h in lstm.all_weights:
+        from_x = F.linear(x, weight_x, bias_x + bias_h)
+        state = cell = x.new_zeros(len(x), lstm.hidden_size)
+        states = []
+        for at_t in from_x.unbind(1):
+            into, forget, new, out = (at_t + F.linear(state, weight_h)).chunk(4, 1)
+            cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+            state = out.sigmoid() * cell.tanh()
+            states.append(state)
+        x = torch.stack(states, 1)
+    return x
 
 
 class Transformer(nn.Module):
@@ -78,9 +94,10 @@ class Transformer(nn.Module):
         check_int("vocabulary", vocabulary, 1)
         if check_int("width", width, 1) % check_int("heads", heads, 1):
             raise BadInputError(f"heads = {heads} does not divide width = {width}: choose a divisor")
+        self.heads = heads
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(*shape, width))
-        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(check_int("layers", layers, 1))))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(check_int("layers", layers, 1))))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
         for table in (self.embedding.weight, self.positions):
@@ -93,7 +110,7 @@ class Transformer(nn.Module):
         return out
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """Causal attention, then two linear layers position by position."""
 
     def __init__(self, width: int, heads: int) -> None:
