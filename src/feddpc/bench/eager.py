@@ -88,7 +88,7 @@ class PlainTransformer(nn.Module):
         width, heads = net.embedding.embedding_dim, net.heads
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, batch_first=True, norm_first=True)
         self.embedding, self.head = net.embedding, net.head
-        self.positions = nn.Embedding(*net.positions.shape, _weight=net.positions.detach().clone())
+        self.positions = nn.Embedding(len(net.positions), width, _weight=net.positions.detach().clone())
         self.encoder = nn.TransformerEncoder(layer, len(net.blocks), net.norm, enable_nested_tensor=False)
         for own, block in zip(self.encoder.layers, net.blocks, strict=True):
             assert isinstance(block, Block)

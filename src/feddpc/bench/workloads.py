@@ -1,4 +1,4 @@
-"""Workloads with random data: the shapes and sizes of the paper's three and of Shakespeare's plays, so the same work."""
+"""Workloads with random data in the shapes and sizes of the paper's three and of Shakespeare's plays: the same work."""
 
 from __future__ import annotations
 

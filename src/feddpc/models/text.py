@@ -124,6 +124,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, h: Tensor) -> Tensor:
+        """Return the input with both added, ``[n, T, width]``."""
         h = h + self.mixed(self._attention(self.queries_keys_values(self.norm1(h))))
         out: Tensor = h + self.down(self.up(self.norm2(h)).relu())
         return out
