@@ -80,9 +80,9 @@ class Config:
         "auto",
         "The network, or FILE.py:NAME for a module class or a function of your own.",
         "method",
-        shown="auto, by the size of the images",
+        shown="auto, by the kind of data and the size of images",
         kind="model",
-        choices=("lenet5", "resnet18", "cnn", "mlp"),
+        choices=("lenet5", "resnet18", "cnn", "mcmahan-cnn", "mlp", "lstm", "transformer"),
     )
     task: str = key(
         "auto",

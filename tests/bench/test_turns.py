@@ -3,24 +3,29 @@
 import dataclasses
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from feddpc import methods
+from feddpc import methods, models, sampling
 from feddpc.bench import machine, server, turns
-from feddpc.bench.eager import Eager
+from feddpc.bench.eager import Eager, plain
 from feddpc.bench.turns import Entrant
-from feddpc.bench.workloads import WORKLOADS, Workload
+from feddpc.bench.workloads import WORKLOADS, TextWorkload, Workload
 from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data.batches import Planner
+from feddpc.data.partition import Partition
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 
 SMALL = Workload("small", "small images, cnn", "cnn", 10, 8, 2000, test=100)
+IMAGES = {name: w for name, w in WORKLOADS.items() if not isinstance(w, TextWorkload)}
+TEXTS = {name: w for name, w in WORKLOADS.items() if isinstance(w, TextWorkload)}
 
 
 class Refusing(Loop):
@@ -53,7 +58,7 @@ def test_the_eager_loop_computes_what_fedavg_does():
     torch.testing.assert_close(progress.w, own, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+@pytest.mark.parametrize("workload", IMAGES.values(), ids=list(IMAGES))
 def test_the_eager_network_is_made_of_plain_layers(workload, monkeypatch):
     small = dataclasses.replace(workload, train=2000, test=200)
     setting = build(small.config(device="cpu", partition="iid"), data=small.data())
@@ -61,6 +66,53 @@ def test_the_eager_network_is_made_of_plain_layers(workload, monkeypatch):
     expected = setting.task.flat(setting.w0, x)
     monkeypatch.setattr("feddpc.models.base.BodyAndHead.forward", None)
     torch.testing.assert_close(Eager(setting).net(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_eager_transformer_is_torchs_own():
+    data = dataclasses.replace(TEXTS["text-transformer"], train=2, test=2).data()
+    options = {"width": 12, "heads": 3, "layers": 2}
+    net = models.make_for(data, "transformer", options, 0).double()
+    torch_net = plain(net)
+    assert any(isinstance(m, torch.nn.TransformerEncoder) for m in torch_net.modules())
+    assert sum(p.numel() for p in torch_net.parameters()) == sum(p.numel() for p in net.parameters())
+    x = torch.from_numpy(data.x_train)
+    torch.testing.assert_close(torch_net.double()(x), net(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("workload", TEXTS.values(), ids=list(TEXTS))
+def test_text_workloads_have_shakespeares_shapes(workload):
+    data = dataclasses.replace(workload, train=200, test=10).data()
+    assert (data.target, data.classes, data.sample_shape) == ("tokens", 65, (80,))
+    assert (data.x_train[:, 1:] == data.y_train[:, :-1]).all()
+    config = workload.config()
+    assert (config.batch_size, config.cohort, config.clients, config.partition) == (16, 10, 100, "iid")
+    assert models.default_name(data) == "transformer"
+
+
+@pytest.mark.parametrize("model", ["transformer", "lstm"])
+def test_the_eager_loop_trains_on_tokens_and_leaves_out_ignored_ones(model):
+    """One client with one batch is one step of gradient descent on the mean over the tokens that count."""
+    config = Config.read({"model": model, "lr": 0.5, "seed": 3, "device": "cpu"})
+    options = {"transformer": {"width": 8, "heads": 2}, "lstm": {"hidden": 6}}[model]
+    data = dataclasses.replace(TEXTS[f"text-{model}"], size=9, train=4, test=3).data()
+    data.y_train[:, 6:] = data.y_test[1:] = -100
+    setting = SimpleNamespace(
+        config=dataclasses.replace(config, model_options=options, batch_size=16),
+        data=data,
+        partition=Partition.from_lists([np.arange(4)]),
+        sampler=sampling.make("uniform", population=1, cohort=1, seed=0),
+    )
+    eager = Eager(setting)
+    net = models.make_for(data, model, options, 3)
+    x, y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
+    kept = y != -100
+    torch.nn.functional.cross_entropy(net(x)[kept], y[kept]).backward()
+    with torch.no_grad():
+        for p in net.parameters():
+            p -= 0.5 * p.grad
+        guesses = net(torch.from_numpy(data.x_test)).argmax(-1)[0]
+    assert eager() == pytest.approx((guesses.numpy() == data.y_test[0]).mean())
+    torch.testing.assert_close(eager.net(x), net(x), rtol=1e-4, atol=1e-5)
 
 
 def test_engines_that_cannot_run_are_lines(monkeypatch):
@@ -132,7 +184,7 @@ def test_turns_end_when_the_time_is_used_up(monkeypatch):
     assert [len(e.whole) for e in made] == [turns.LEAST + 5] * 2
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+@pytest.mark.parametrize("workload", IMAGES.values(), ids=list(IMAGES))
 def test_workloads_have_the_papers_shapes(workload):
     small = dataclasses.replace(workload, train=workload.classes, test=workload.classes)
     data = small.data()

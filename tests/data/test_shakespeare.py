@@ -81,6 +81,11 @@ def test_other_texts_are_refused(content, tmp_path):
         shakespeare.decode(spec(), path)
 
 
+def test_a_part_of_the_text_is_refused(play):
+    with pytest.raises(DataError, match=r"play\.txt has \d+ different characters"):
+        shakespeare.decode(replace(spec(), classes=65), play)
+
+
 def test_it_is_fetched_cached_and_loaded(play, register):
     made = shakespeare.decode(spec(), play)
     known = register(spec(train=len(made.x_train), test=len(made.x_test)))

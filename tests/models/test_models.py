@@ -35,6 +35,12 @@ def test_lenet_has_the_published_size(variant, expected):
     assert parameters(LeNet5(variant=variant)) == expected
 
 
+@pytest.mark.parametrize(("channels", "size", "expected"), [(1, 28, 1_663_370), (3, 32, 2_156_490)])
+def test_mcmahans_cnn_has_the_published_size(channels, size, expected):
+    by_hand = (25 * channels + 1) * 32 + (25 * 32 + 1) * 64 + (64 * (size // 4) ** 2 + 1) * 512 + 513 * 10
+    assert parameters(models.McMahanCNN(10, channels, size)) == by_hand == expected
+
+
 @pytest.mark.parametrize(
     ("stem", "classes", "expected"),
     [("7x7", 100, 11_227_812), ("7x7", 200, 11_279_112), ("3x3", 100, 11_220_132), ("3x3", 200, 11_271_432)],
@@ -63,6 +69,8 @@ def test_resnet_does_the_published_work(stem, size, classes, expected):
         ("resnet18", 1, 8, {"stem": "3x3", "groups": 32}),
         ("cnn", 1, 8, {}),
         ("cnn", 3, 33, {"width": 4}),
+        ("mcmahan-cnn", 1, 28, {}),
+        ("mcmahan-cnn", 3, 32, {}),
         ("mlp", 3, 5, {"hidden": (7, 6)}),
         ("mlp", 4, 1, {"hidden": []}),
     ],
@@ -97,6 +105,9 @@ def test_a_sample_does_not_see_the_rest_of_its_batch():
         ("resnet18", {"group": 2}, "did you mean 'groups'"),
         ("cnn", {"size": 3}, "smallest image is 4x4"),
         ("cnn", {"width": 0}, "width = 0"),
+        ("mcmahan-cnn", {"size": 3}, "smallest image is 4x4"),
+        ("mcmahan-cnn", {"width": 3}, "no options"),
+        ("transformer", {}, "needs vocabulary"),
         ("mlp", {"hidden": 64}, "hidden = 64"),
         ("mlp", {"hidden": [64, -1]}, "hidden = -1"),
         ("mlp", {"classes": 0}, "classes = 0"),
@@ -113,7 +124,10 @@ def test_options_and_defaults():
         "lenet5": {"variant": "A"},
         "resnet18": {"stem": "7x7", "groups": 2},
         "cnn": {"width": 16},
+        "mcmahan-cnn": {},
         "mlp": {"hidden": (64,)},
+        "lstm": {"embedding": 8, "hidden": 256, "layers": 2},
+        "transformer": {"width": 64, "heads": 4, "layers": 2},
     }
     for classes, channels, size in [(100, 3, 32), (100, 1, 28), (10, 3, 64), (10, 1, 8), (100, 1, 16), (2, 30, 1)]:
         name = models.default_for(classes=classes, size=size)
@@ -253,6 +267,48 @@ def test_tokens_have_no_default_model():
     x, y = np.array([[1, 2], [3, 4]]), [0, 1]
     with pytest.raises(BadInputError, match="tokens"):
         models.default_name(Dataset.from_arrays(x, y, x, y))
+
+
+FLOATS, TOKENS = np.zeros((3, 5), np.float32), np.array([[0, 1, 2, 3], [4, 5, 6, 6]])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "target", "shape"),
+    [
+        (FLOATS, [0, 1, 2], "classes", (3, 3)),
+        (FLOATS, [0.5, 1.5, 2.5], "floats", (3, 1)),
+        (FLOATS, np.zeros((3, 4)), "floats", (3, 4)),
+        (FLOATS, np.eye(3), "multihot", (3, 3)),
+    ],
+)
+def test_tables_take_the_mlp_whatever_the_target(x, y, target, shape):
+    data = Dataset.from_arrays(x, y, x, y, target=target)
+    assert models.default_name(data) == "mlp"
+    assert models.make_for(data, "mlp", {}, 0)(torch.from_numpy(x)).shape == shape
+
+
+@pytest.mark.parametrize("name", ["transformer", "lstm"])
+def test_tokens_take_models_for_text(name):
+    data = Dataset.from_arrays(TOKENS, TOKENS, TOKENS, TOKENS, classes=9)
+    assert models.default_name(data) == "transformer"
+    net = models.make_for(data, name, {}, 0)
+    check_supported(net)
+    assert net(torch.from_numpy(TOKENS)).shape == (2, 4, 9)
+    with pytest.raises(BadInputError, match="transformer"):
+        models.make_for(data, "mlp", {}, 0)
+    table = Dataset.from_arrays(FLOATS, [0, 1, 2], FLOATS, [0, 1, 2])
+    with pytest.raises(BadInputError, match=name):
+        models.make_for(table, name, {}, 0)
+
+
+def test_own_models_may_ask_for_outputs_and_vocabulary(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from torch import nn\n\n\ndef net(outputs, vocabulary):\n"
+        "    return nn.Sequential(nn.Embedding(vocabulary, 3), nn.Flatten(), nn.Linear(12, outputs))\n"
+    )
+    data = Dataset.from_arrays(TOKENS, [0, 1], TOKENS, [0, 1])
+    assert models.make_for(data, f"{file}:net", {}, 0)(torch.from_numpy(TOKENS)).shape == (2, 2)
 
 
 def test_bytes_that_are_no_images_take_the_mlp():

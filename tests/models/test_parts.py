@@ -20,6 +20,7 @@ NETWORKS = pytest.mark.parametrize(
         ("resnet18", 3, 32, {}, (512, 1, 1)),
         ("resnet18", 1, 16, {"stem": "3x3", "groups": 32}, (512, 2, 2)),
         ("cnn", 1, 8, {}, (32, 4, 4)),
+        ("mcmahan-cnn", 1, 28, {}, (64, 14, 14)),
         ("mlp", 3, 5, {"hidden": (7, 6)}, (6,)),
         ("mlp", 3, 5, {}, (64,)),
     ],

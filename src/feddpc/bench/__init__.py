@@ -1,1 +1,1 @@
-"""What this machine can do: engines and precisions on the paper's workloads, and the server step against memory."""
+"""What this machine can do: engines and precisions on images and text, and the server step against memory."""

@@ -198,9 +198,9 @@ def measure(
     return {
         "workload": workload.name,
         "title": workload.title,
-        **{key: getattr(config, key) for key in ("model", "clients", "cohort", "batch_size", "alpha")},
-        "train_images": workload.train,
-        "test_images": workload.test,
+        **{key: getattr(config, key) for key in ("model", "clients", "cohort", "batch_size", "partition", "alpha")},
+        "train_samples": workload.train,
+        "test_samples": workload.test,
         "compared_to": f"{base.way}, {base.method}, {base.precision}",
         "rows": [e.row(base) for e in entrants],
     }

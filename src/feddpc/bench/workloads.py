@@ -1,4 +1,4 @@
-"""The paper's three workloads with random bytes for images: the same shapes and sizes, so the same work."""
+"""Workloads with random data in the shapes and sizes of the paper's three and of Shakespeare's plays: the same work."""
 
 from __future__ import annotations
 
@@ -48,11 +48,39 @@ class Workload:
         return Config.read({"model": self.model, "alpha": self.alpha, "batch_size": 256, **values})
 
 
+@dataclass(frozen=True)
+class TextWorkload(Workload):
+    """10 of 100 clients with 100 sequences each, batch 16, one epoch: the next token at every position.
+
+    ``classes`` is the vocabulary and ``size`` the length of a sequence.
+    """
+
+    test: int = 2_500
+
+    def data(self) -> Dataset:
+        """Return random tokens, alike on every machine; the targets are the tokens shifted by one.
+
+        >>> WORKLOADS["text-lstm"].quick().data()
+        Dataset('random tokens', target tokens, 65 tokens, sample 80 int64, 1000 train, 250 test)
+        """
+        rng = np.random.default_rng(0)
+        tokens = rng.integers(self.classes, size=(self.train + self.test, self.size + 1))
+        x, y, k = tokens[:, :-1], tokens[:, 1:], self.train
+        arrays = x[:k], y[:k], x[k:], y[k:]
+        return Dataset.from_arrays(*arrays, name="random tokens", classes=self.classes, target="tokens")
+
+    def config(self, **values: object) -> Config:
+        """Return the configuration of a run on it."""
+        return Config.read({"model": self.model, "partition": "iid", "batch_size": 16, **values})
+
+
 WORKLOADS = {
     w.name: w
     for w in (
         Workload("cifar10", "CIFAR-10's shapes, LeNet5", "lenet5", 10, 32, 50_000),
         Workload("cifar100", "CIFAR-100's shapes, ResNet18", "resnet18", 100, 32, 50_000),
         Workload("tiny", "Tiny ImageNet's shapes, ResNet18", "resnet18", 200, 64, 100_000),
+        TextWorkload("text-transformer", "Shakespeare's shapes, transformer", "transformer", 65, 80, 10_000),
+        TextWorkload("text-lstm", "Shakespeare's shapes, LSTM", "lstm", 65, 80, 10_000),
     )
 }

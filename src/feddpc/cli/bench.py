@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 def bench(
     given: dict[str, Any],
     workload: Annotated[
-        str | None, typer.Option(help="cifar10, cifar100, tiny or all. [default: cifar10 on a CPU, all on a GPU]")
+        str | None,
+        typer.Option(
+            help="cifar10, cifar100, tiny, text-transformer, text-lstm or all. [default: cifar10; on a GPU all]"
+        ),
     ] = None,
     rounds: Annotated[
         int | None,
@@ -45,7 +48,7 @@ def bench(
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Measure this machine: engines, precisions and the server step, on the paper's workloads with random images."""
+    """Measure this machine: engines, precisions and the server step, on workloads with random data."""
     if against not in (None, "eager"):
         raise unknown("thing to run against", against, ["eager"])
     from rich.console import Console
@@ -130,9 +133,10 @@ def rounds_table(result: dict[str, Any]) -> Table:
 
     made = sorted({row["turns"] for row in result["rows"] if "turns" in row}) or [0]
     turns = " to ".join(dict.fromkeys(str(n) for n in (made[0], made[-1])))
+    split = f"alpha {result['alpha']}" if result["partition"] == "dirichlet" else result["partition"]
     title = (
-        f"{result['title']}, {result['cohort']} of {result['clients']} clients, alpha {result['alpha']}, batch "
-        f"{result['batch_size']}, {result['test_images']:,} test images per round; speed 1 is "
+        f"{result['title']}, {result['cohort']} of {result['clients']} clients, {split}, batch "
+        f"{result['batch_size']}, {result['test_samples']:,} test samples per round; speed 1 is "
         f"{result['compared_to']}.\nms: a round, median over {turns} turns; train: one without evaluation; eval: the "
         "difference; first: seconds of the first two rounds, compilation included."
     )

@@ -37,6 +37,37 @@ class SmallCNN(BodyAndHead):
         self.head = nn.Linear(2 * width * (size // 4) ** 2, classes)
 
 
+class McMahanCNN(BodyAndHead):
+    """The CNN of the first paper on federated averaging, for 28x28 or 32x32 images.
+
+    Two padded 5x5 convolutions of 32 and 64 channels, each with ReLU and 2x2 max-pooling, then 512 units and the head.
+
+    Reference: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
+
+    >>> sum(p.numel() for p in McMahanCNN(classes=10, channels=1, size=28).parameters())
+    1663370
+    """
+
+    stage = slice(3, 5)  # the second convolution and its ReLU
+
+    def __init__(self, classes: int = 10, channels: int = 1, size: int = 28) -> None:
+        super().__init__()
+        if size < 4:
+            raise BadInputError(f"size = {size} is too small for mcmahan-cnn, whose smallest image is 4x4: choose mlp")
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * (size // 4) ** 2, 512),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(512, classes)
+
+
 class MLP(BodyAndHead):
     """Linear layers with ReLU between them, on the flattened input; without hidden layers, a linear classifier.
 

@@ -34,8 +34,8 @@ from feddpc.round.state import RunState
 ENGINES: dict[str, Callable[..., Engine]] = {"loop": Loop, "threads": Threads, "stacked": Stacked, "cuda": Cuda}
 #: Names that stand for an engine which is chosen when a run starts.
 CHOSEN = ("auto", "fastest")
-#: On a CPU, clients are stacked while one local step is at most this much work (parameters times batch size) and the
-#: cohort at least this large: then calls cost more than arithmetic.
+#: On a CPU, clients are stacked while one local step is at most this much work (parameters times batch size, for tokens
+#: times their number per sample) and the cohort at least this large: then calls cost more than arithmetic.
 SMALL_STEP, SMALL_COHORT = 1 << 17, 5
 #: ``fastest`` compiles only for runs that last so many seconds, or compiling would take longer than it could save.
 WORTH_COMPILING = 150.0
@@ -78,15 +78,16 @@ def make_engine(name: str, config: Config) -> Engine:
 
 
 def rule(experiment: Experiment) -> str:
-    """Return the name of the engine that ``auto`` stands for: a function of device, model size, batch and cohort."""
-    config, d = experiment.config, experiment.task.d
+    """Return the name of the engine that ``auto`` stands for: a function of device, model, batch and cohort."""
+    config, d, data = experiment.config, experiment.task.d, experiment.data
     device = experiment.w0.device.type
     if device == "cuda":
         return "cuda"
     if device != "cpu" or config.cohort == 1:
         return "loop"
-    small = d * (config.batch_size or 1) <= SMALL_STEP and config.cohort >= SMALL_COHORT
-    return "stacked" if small else "threads"
+    positions = data.y_train.shape[1] if data.target == "tokens" else 1
+    small = d * (config.batch_size or 1) * positions <= SMALL_STEP and config.cohort >= SMALL_COHORT
+    return "stacked" if small and models.vectorizes(experiment.task.module) else "threads"
 
 
 def _objection(engine: Engine, experiment: Experiment, method: Method) -> str | None:

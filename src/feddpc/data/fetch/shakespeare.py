@@ -36,6 +36,11 @@ def decode(spec: Spec, path: Path) -> Dataset:
         raise DataError(
             f"{path} has no role with {MIN_CHARACTERS} characters: speeches begin with a line NAME: after an empty line"
         )
+    if len(characters) != spec.classes:
+        raise DataError(
+            f"{path} has {len(characters)} different characters, but the real text has {spec.classes}: it is incomplete "
+            f"or another text; get {_FILE} again"
+        )
     code = {character: number for number, character in enumerate(characters)}
     parts: dict[str, list[Array]] = {"x_train": [], "y_train": [], "x_test": [], "y_test": []}
     for said in roles.values():
