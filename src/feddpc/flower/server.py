@@ -32,9 +32,10 @@ from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.screening import Bounds
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
+from feddpc.methods.local_steps import check_local_steps
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
-from feddpc.policies import resolve_policies
+from feddpc.policies import client_optimizer, resolve_policies
 from feddpc.privacy.mechanism import check
 
 Array = NDArray[Any]
@@ -89,6 +90,7 @@ def strategy(
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
     settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
+    check_local_steps(method, client_optimizer(settings))
     if settings.privacy:
         check(method)
         if min_replies > 1:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.methods.base import Method, State
+from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.round.client_table import ClientTable
 from feddpc.round.placement import ON_DEVICE, Placement
 from feddpc.round.server_step import StepOutcome
@@ -72,11 +73,19 @@ class RunState:
     watched: State = field(default_factory=dict)  #: what screening, and simulated attackers, remember of earlier rounds
 
     @classmethod
-    def begin(cls, method: Method, w: Tensor, population: int, placement: Placement = ON_DEVICE) -> RunState:
+    def begin(
+        cls,
+        method: Method,
+        w: Tensor,
+        population: int,
+        placement: Placement = ON_DEVICE,
+        optimizer: ServerOptimizer | None = None,
+    ) -> RunState:
         """Return the state before round 1; ``w`` itself is left as it is."""
+        first = {} if optimizer is None else optimizer.initial(w)
         return cls(
             w=w.clone(),
-            server=method.init_server(w, population),
+            server=method.init_server(w, population) | {SERVER_STATE + key: value for key, value in first.items()},
             slots=ClientTable(
                 lambda: method.init_slot(w),
                 f"{method.name}: the server's memory of a client",
@@ -93,7 +102,7 @@ class RunState:
         """Move the model by what came of the uploads of clients ``ids``; return the method's notes."""
         step = outcome.step
         if step is None:
-            self.server = method.on_empty_round(self.server)
+            self.server = method.on_empty_round(self.server) | server_state(self.server)
             return {}
         step.apply_(self.w)
         self.server = step.server
