@@ -46,10 +46,18 @@ class _Optimized(Method):
     """The client half with an optimizer: what is carried from step to step is the local model and then the state."""
 
     optimizer_: ClassVar[ClientOptimizer]
+    plain_: ClassVar[type[Method]]
+
+    @property
+    def _plain(self) -> Method:
+        """The method without optimizer, whose hooks may call each other; with the numbers that this one has now."""
+        plain: Method = object.__new__(self.plain_)
+        plain.__dict__.update(self.__dict__)
+        return plain
 
     def start(self, ctx: ClientContext) -> Tensor:
         """The method's own start, and a state of zeros."""
-        y = super().start(ctx)
+        y = self._plain.start(ctx)
         size = self.optimizer_.state_size(len(y))
         return torch.cat([y, y.new_zeros(size)]) if size else y
 
@@ -57,19 +65,20 @@ class _Optimized(Method):
         """One step of the optimizer along the method's direction, clipped if it is long."""
         d = len(ctx.w)
         y, state = y[:d], y[d:]
-        g, value = self.local_direction(task, y, batch, ctx)
+        g, value = self._plain.local_direction(task, y, batch, ctx)
         parts = self.optimizer_.step(y, self.optimizer_.clipped(g), state, ctx.lr)
         return torch.cat(parts) if len(parts) > 1 else parts[0], value
 
     def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """The method's own end; the state is forgotten."""
-        return super().finish(y[: len(ctx.w)], ctx)
+        return self._plain.finish(y[: len(ctx.w)], ctx)
 
 
 @functools.lru_cache(maxsize=64)
 def _class(kind: type[Method], optimizer: ClientOptimizer) -> type[Method]:
     """Return ``kind`` with local steps by ``optimizer``: one class each, as what is compiled for a class is kept."""
-    return type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__, "optimizer_": optimizer})
+    own = {"__module__": kind.__module__, "plain_": kind, "optimizer_": optimizer}
+    return type(kind.__name__, (_Optimized, kind), own)
 
 
 def _setting(feature: str) -> str:
