@@ -374,6 +374,17 @@ def test_privacy_accepts_a_client_optimizer():
     assert result.status == "finished"
 
 
+def test_a_run_is_made_again_with_another_optimizer(tmp_path):
+    feddpc.simulate(rounds=1, clients=20, cohort=2, engine="loop", server_optimizer="adam", out=tmp_path / "run")
+    again = feddpc.rerun(tmp_path / "run")
+    assert again.likeness.identical
+    other = feddpc.rerun(
+        tmp_path / "run", client_optimizer={"name": "sgd", "momentum": 0.5}, lr_schedule=lambda t: 1 / t
+    )
+    assert other.config.client_optimizer_options["momentum"] == 0.5
+    assert any("client_optimizer" in text for text in other.likeness.changed)
+
+
 def test_one_table_or_two():
     one = Config.read({"client_optimizer": {"name": "sgd", "momentum": 0.9}})
     assert one == Config.read({"client_optimizer": "sgd", "client_optimizer_options": {"momentum": 0.9}})

@@ -338,7 +338,7 @@ class Config:
 
     def differences(self, given: Mapping[str, Any]) -> list[str]:
         """Say where ``given`` asks for something else than this configuration; ``auto`` asks for nothing."""
-        own, given = _plain(self.asdict()), _plain(given)
+        own, given = _plain(self.asdict()), _plain(_split_choices(given))
         found = []
         for key, value in given.items():
             if isinstance(value, dict):

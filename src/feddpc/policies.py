@@ -20,6 +20,7 @@ from feddpc.optimizers import (
 )
 from feddpc.privacy import Mechanism
 from feddpc.privacy.config import complete_privacy, make_mechanism
+from feddpc.registry import is_code
 from feddpc.robust import defense, faults, rules
 from feddpc.robust.defense import Defense
 from feddpc.robust.faults import Faults
@@ -80,7 +81,7 @@ def _resolve_optimizers(config: Config) -> Config:
     adaptive, server_lr = server_optimizer(config), config.server_lr
     if server_lr is None:
         usual = None if adaptive is None else adaptive.server_lr
-        known = config.method in methods.names()
+        known = config.method in methods.names() or is_code(config.method)
         usual = usual or (methods.get(config.method).usual_server_lr if known else None)
         server_lr = usual or config.lr
     return dataclasses.replace(
