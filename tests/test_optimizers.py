@@ -15,7 +15,7 @@ from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.methods.base import Cohort, Method
-from feddpc.optimizers import make_client_optimizer, make_schedule
+from feddpc.optimizers import make_client_optimizer, make_schedule, name_of_schedule
 from feddpc.policies import resolve_policies
 from feddpc.quadratic import trajectory
 from feddpc.round.exchange import empty_exchange
@@ -238,6 +238,15 @@ def test_schedules(given, factors):
         assert setting.population.rates(t) == pytest.approx((0.1 * factor, 0.2 * factor), rel=1e-14)
 
 
+def test_functions_are_told_apart_by_what_they_compute():
+    one, two = name_of_schedule(lambda t: 1 / t), name_of_schedule(lambda t: 0.5 / t)
+    again = name_of_schedule(lambda t: 1 / t)
+    assert one == again != two
+    console: dict = {}
+    exec("def falling(t): return 1 / t", console)
+    assert name_of_schedule(console["falling"]).startswith("falling#")
+
+
 def test_a_schedule_never_reaches_zero():
     with pytest.raises(BadInputError, match=r"gives 0 in round 3: return a number in \(0, 1\]"):
         small_setting(rounds=5, lr_schedule=lambda t: 3 - t if t > 2 else 1)
@@ -378,9 +387,9 @@ def test_a_run_is_made_again_with_another_optimizer(tmp_path):
     feddpc.simulate(rounds=1, clients=20, cohort=2, engine="loop", server_optimizer="adam", out=tmp_path / "run")
     again = feddpc.rerun(tmp_path / "run")
     assert again.likeness.identical
-    other = feddpc.rerun(
-        tmp_path / "run", client_optimizer={"name": "sgd", "momentum": 0.5}, lr_schedule=lambda t: 1 / t
-    )
+    changes = {"client_optimizer": {"name": "sgd", "momentum": 0.5}, "lr_schedule": lambda t: 1 / t}
+    with pytest.warns(UserWarning, match="no longer like"):
+        other = feddpc.rerun(tmp_path / "run", **changes)
     assert other.config.client_optimizer_options["momentum"] == 0.5
     assert any("client_optimizer" in text for text in other.likeness.changed)
 

@@ -398,16 +398,20 @@ def _checked_factor(name: str, function: Schedule, t: int) -> float:
 
 
 def _digest(function: Any) -> str:
-    """Return a hash of a function's source, and of the plain values that it was made with."""
-    function = getattr(function, "func", function) if isinstance(function, functools.partial) else function
+    """Return a hash of a function's source, and of the plain values that it was made with.
+
+    Of a lambda that is its compiled code: its source would be whole lines, with all else that stands there.
+    """
     code = getattr(function, "__code__", None)
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        source = f"{code.co_code!r} {code.co_consts!r}" if code is not None else repr(type(function))
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     held = [*cells, *(getattr(function, "__defaults__", None) or ())]
-    plain = [value for value in held if isinstance(value, bool | int | float | str | tuple)]
+    try:
+        source = inspect.getsource(function) if getattr(function, "__name__", "<lambda>") != "<lambda>" else ""
+    except (OSError, TypeError):  # written in a console
+        source = ""
+    if code is not None and not source:
+        source, held = f"{code.co_code!r} {code.co_names}", [*held, *code.co_consts]
+    plain = [value for value in held if isinstance(value, bool | int | float | str)]
     return hashlib.blake2b(f"{source} {plain!r}".encode(), digest_size=6).hexdigest()
 
 

@@ -33,14 +33,18 @@ from feddpc.policies import resolve_policies
 #: A population that is not counted.
 MANY = 1 << 31
 #: The hooks of a method's client half, except ``broadcast`` and ``finish``.
-CLIENT_HOOKS = ("start", "objective", "correct", "step", "init_client", "probes", "surveys", "probe_mask", "train_mask")
+CLIENT_HOOKS = (
+    *("start", "objective", "correct", "local_direction", "step", "init_client"),
+    *("probes", "surveys", "probe_mask", "train_mask"),
+)
 
 
 class DropInStrategy(MethodStrategy):
     """A method in the place of Flower's ``FedAvg``; clients answer with weights, as they did before.
 
     Args of Flower's ``FedAvg`` come first and keep their names and order; further:
-        server_lr: the server's rate over the clients', eta_g / eta_l; 1 applies the method's step unchanged.
+        server_lr: the server's rate over the clients', eta_g / eta_l; 1, the default of most methods, applies the
+            method's step unchanged. Adaptive methods have 0.01.
         weighting: ``uniform``, as in the papers, or ``samples``, by the count that replies carry, as in Flower.
         population: how many clients there are; for methods that remember every client.
         min_replies, max_void_rounds, max_norm, max_examples, folder: see ``docs/flower.md``.
@@ -69,7 +73,7 @@ class DropInStrategy(MethodStrategy):
         train_metrics_aggr_fn: Any = None,
         evaluate_metrics_aggr_fn: Any = None,
         *,
-        server_lr: float = 1.0,
+        server_lr: float | None = None,
         weighting: Literal["uniform", "samples"] = "uniform",
         population: int | None = None,
         min_replies: int = 1,
@@ -88,10 +92,11 @@ class DropInStrategy(MethodStrategy):
         if "form" in get_type_hints(self.made_from) and streams(self.made_from):
             hyper.setdefault("form", "streaming")
         robust = Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {}))
+        rate = (self.made_from.usual_server_lr or 1.0) if server_lr is None else server_lr
         names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
         super().__init__(
             methods.create(self.made_from.name, **hyper),
-            WeightsExchange(server_lr, weighting, population, resolve_policies(robust), buffers, names),
+            WeightsExchange(rate, weighting, population, resolve_policies(robust), buffers, names),
             bounds=Bounds(max_norm, max_examples),
             min_replies=min_replies,
             max_void_rounds=max_void_rounds,
