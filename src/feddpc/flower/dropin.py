@@ -149,10 +149,7 @@ class WeightsExchange(Exchange):
             raise BadInputError(
                 f"{method.name} with weighting='samples' needs the sizes of clients that never came: use 'uniform'"
             )
-        w, n = torch.ones(2), self.clients or 2
-        cohort = trial_cohort(1, n, method.init_slot(w))
-        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, cohort)
-        if not bool(step.update.isfinite().all()):
+        if counts_steps(method, self.clients or 2):
             raise BadInputError(
                 f"{method.name} with {method.hyper()} needs every client's number of local steps, which a client app "
                 "of Flower does not tell: use feddpc.flower.strategy and client_app"
@@ -396,6 +393,14 @@ def knows_clients(method: Method) -> bool:
     return few != many or bool(method.init_slot(w))
 
 
+def counts_steps(method: Method, population: int) -> bool:
+    """Return whether the server of ``method`` must know how many local steps each client made."""
+    w = torch.ones(2)
+    cohort = trial_cohort(1, population, method.init_slot(w))
+    step = method.aggregate(w, method.init_server(w, population), {"delta": torch.eye(2)[:1]}, cohort)
+    return not bool(step.update.isfinite().all())
+
+
 def streams(cls: type[Method]) -> bool:
     """Return whether a method's server can take updates one at a time."""
     return "streaming" in get_args(get_type_hints(cls)["form"])
@@ -406,10 +411,12 @@ def dropins() -> dict[str, type[DropInStrategy]]:
     """Return the strategies by class name, one for every registered method that an unchanged client app can serve.
 
     >>> sorted(dropins())
-    ['ClusterFedVARP', 'FedAvg', 'FedDPC', 'FedExP', 'FedVARP', 'MIFA']
+    ['ClusterFedVARP', 'FedAdagrad', 'FedAdam', 'FedAvg', 'FedAvgM', 'FedDPC', 'FedExP', 'FedVARP', 'FedYogi', 'MIFA']
     """
-    plain = [methods.get(name) for name in methods.names() if sends_plain_updates(methods.get(name)())]
-    return {cls.__name__: _make_strategy(cls) for cls in plain}
+    made = [methods.create(name) for name in methods.names()]
+    plain = [method for method in made if sends_plain_updates(method)]
+    served = [type(method) for method in plain if knows_clients(method) or not counts_steps(method, 2)]
+    return {cls.__name__: _make_strategy(cls) for cls in served}
 
 
 def _make_strategy(cls: type[Method]) -> type[DropInStrategy]:
