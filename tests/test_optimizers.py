@@ -15,11 +15,12 @@ from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.methods.base import Cohort, Method
-from feddpc.optimizers import make_client_optimizer, make_schedule, name_of_schedule
+from feddpc.optimizers import make_client_optimizer
 from feddpc.policies import resolve_policies
 from feddpc.quadratic import trajectory
 from feddpc.round.exchange import empty_exchange
 from feddpc.round.state import RunState
+from feddpc.schedules import make_schedule, name_of_schedule
 from feddpc.tasks.base import Rows
 from support import Q4, run_rounds, same_memories, setting_for, small_setting
 

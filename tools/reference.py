@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from feddpc import config, models, optimizers, sampling
+from feddpc import config, models, optimizers, sampling, schedules
 from feddpc.data import schemes
 from feddpc.robust import rules
 
@@ -33,7 +33,7 @@ def options() -> str:
         **{"model": models, "partition": schemes, "participation": sampling, "rule": rules},
         "client_optimizer": optimizers.CLIENT_OPTIMIZERS,
         "server_optimizer": optimizers.SERVER_OPTIMIZERS,
-        "lr_schedule": optimizers.SCHEDULES,
+        "lr_schedule": schedules.SCHEDULES,
     }
     for choice, registry in registries.items():
         for name in registry.names():

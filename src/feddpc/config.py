@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from feddpc.checks import coerce
 from feddpc.errors import BadInputError, unknown
-from feddpc.optimizers import name_of_schedule
 from feddpc.registry import is_code
+from feddpc.schedules import name_of_schedule
 
 Options = dict[str, Any]
 #: Groups of keys, in the order of the help text and of the reference page.

@@ -13,9 +13,7 @@ from feddpc.optimizers import (
     ClientOptimizer,
     ServerOptimizer,
     complete_options,
-    complete_schedule,
     make_client_optimizer,
-    make_schedule,
     make_server_optimizer,
 )
 from feddpc.privacy import Mechanism
@@ -24,6 +22,7 @@ from feddpc.registry import is_code
 from feddpc.robust import defense, faults, rules
 from feddpc.robust.defense import Defense
 from feddpc.robust.faults import Faults
+from feddpc.schedules import complete_schedule, make_schedule
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from feddpc.config import Config
 from feddpc.methods.base import Cohort, Method, State
-from feddpc.optimizers import make_schedule
 from feddpc.participants import Draw, Sampler
 from feddpc.policies import client_optimizer
 from feddpc.robust.faults import Faults
+from feddpc.schedules import make_schedule
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
