@@ -1,6 +1,6 @@
-"""Your own method in one small file: FedAvg with server momentum. It runs in every engine as it stands.
+"""Your own method in one small file: FedAvg with bounded steps. It runs in every engine as it stands.
 
-    feddpc compare --methods fedavg,examples/own_method.py:FedAvgM --rounds 30
+    feddpc compare --methods fedavg,examples/own_method.py:ShortSteps --rounds 30
 
 or ``python examples/own_method.py``.
 """
@@ -16,26 +16,27 @@ from feddpc.methods import Cohort, Method, State, Step
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgM(Method):
-    """Remember the direction of travel on the server: m_t = beta m_{t-1} + mean_S D_j, w_t = w_{t-1} - eta_g m_t."""
+class ShortSteps(Method):
+    """Shorten steps that are longer than ``times`` the mean length so far: w_t = w_{t-1} - eta_g s mean_S D_j."""
 
-    name: ClassVar[str] = "fedavgm"
-    title: ClassVar[str] = "FedAvgM"
-    reference: ClassVar[str] = "Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution, 2019"
+    name: ClassVar[str] = "shortsteps"
+    title: ClassVar[str] = "Short steps"
 
-    beta: float = 0.5
+    times: float = 1.0
 
     def init_server(self, w: Tensor, population: int) -> State:
-        """No direction yet."""
-        return {"m": torch.zeros_like(w)}
+        """How many steps there were, and how long they were in all."""
+        return {"count": w.new_zeros(()), "total": w.new_zeros(())}
 
     def aggregate(self, w: Tensor, server: State, up: State, cohort: Cohort) -> Step:
         """Clients send delta = w_{t-1} - w_j; dividing by the local rate gives the accumulated gradient D_j."""
-        m = self.beta * server["m"] + cohort.mean(up["delta"]) / cohort.client_lr
-        return Step(m, rate=cohort.server_lr, server={"m": m}, notes={"speed": m.norm()})
+        D = cohort.mean(up["delta"]) / cohort.client_lr
+        count, total = server["count"] + 1, server["total"] + D.norm()
+        s = torch.clamp(self.times * total / count / D.norm(), max=1.0)
+        return Step(s * D, rate=cohort.server_lr, server={"count": count, "total": total}, notes={"shortened": s})
 
 
 if __name__ == "__main__":
-    for method in ("fedavg", FedAvgM(beta=0.5)):
+    for method in ("fedavg", ShortSteps(times=1.0)):
         result = feddpc.simulate(method=method, rounds=30, engine="stacked")
-        print(f"{result.config.method:8} best accuracy {result.best_accuracy:.1%}")
+        print(f"{result.config.method:10} best accuracy {result.best_accuracy:.1%}")

@@ -142,7 +142,7 @@ def small_setting(**values: Any) -> Experiment:
 
 def run_rounds(setting: Experiment, method: Method, engine: Engine, rounds: int) -> tuple[RunState, list[RoundRecord]]:
     """Run some rounds and return where they led."""
-    progress = RunState.begin(method, setting.w0, len(setting.population))
+    progress = RunState.begin(method, setting.w0, len(setting.population), optimizer=setting.policies.optimizer)
     return progress, [run_round(setting, method, engine, progress) for _ in range(rounds)]
 
 

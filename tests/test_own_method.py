@@ -17,7 +17,7 @@ from feddpc.quadratic import trajectory
 from support import Q4, run_rounds, small_setting
 
 FILE = Path(__file__).parent.parent / "examples" / "own_method.py"
-SPEC = f"{FILE}:FedAvgM"
+SPEC = f"{FILE}:ShortSteps"
 
 
 def test_it_is_as_short_as_promised():
@@ -28,13 +28,13 @@ def test_it_is_as_short_as_promised():
 
 @pytest.mark.parametrize("engine", [Loop(), Stacked()], ids=["loop", "stacked"])
 def test_closed_form(engine):
-    """Heavy ball on one quadratic: e_{t+1} = (1 + beta - eta b) e_t - beta e_{t-1}."""
+    """On one quadratic |D_t| = b |e_t|; a step is cut to ``times`` the mean of b |e_1| to b |e_t|."""
     problem = {**Q4, "curvature": [[2.0]], "centre": [[0.0]], "w0": [1.0], "schedule": [[0]] * 6}
-    path = trajectory(methods.create(SPEC, beta=0.5), **problem, engine=engine)[:, 0]
+    path = trajectory(methods.create(SPEC, times=0.5), **problem, engine=engine)[:, 0]
     b = (1 - (1 - 0.1 * 2.0) ** 3) / 0.1
-    want = [1.0, 1.0 - 0.1 * b]
-    for _ in range(5):
-        want.append((1.5 - 0.1 * b) * want[-1] - 0.5 * want[-2])
+    want = [1.0]
+    for _ in range(6):
+        want.append(want[-1] - 0.1 * min(b * want[-1], 0.5 * b * np.mean(want)))
     np.testing.assert_allclose(path, want, atol=1e-14)
 
 
@@ -64,7 +64,7 @@ def test_a_file_must_say_which_class(tmp_path):
 def test_a_file_with_postponed_annotations(tmp_path):
     file = tmp_path / "late.py"
     file.write_text("from __future__ import annotations\n" + FILE.read_text())
-    assert methods.create(f"{file}:FedAvgM", beta=0.25).beta == 0.25
+    assert methods.create(f"{file}:ShortSteps", times=0.25).times == 0.25
     broken = tmp_path / "broken.py"
     broken.write_text("import nonsense_that_is_not_there")
     with pytest.raises(BadInputError, match="cannot be loaded: ModuleNotFoundError"):
@@ -76,8 +76,8 @@ def test_registering_makes_it_known():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     try:
-        methods.register(module.FedAvgM)
-        assert "fedavgm" in methods.names()
-        assert methods.create("fedavgm", beta=0.1).beta == 0.1
+        methods.register(module.ShortSteps)
+        assert "shortsteps" in methods.names()
+        assert methods.create("shortsteps", times=0.1).times == 0.1
     finally:
-        methods.METHODS.entries.pop("fedavgm")
+        methods.METHODS.entries.pop("shortsteps")

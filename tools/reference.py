@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from feddpc import config, models, sampling
+from feddpc import config, models, optimizers, sampling, schedules
 from feddpc.data import schemes
 from feddpc.robust import rules
 
@@ -27,14 +27,21 @@ def keys() -> str:
 
 
 def options() -> str:
-    """Return the table of the options of models, partitions, samplers and robust rules."""
+    """Return the table of the options of everything that is chosen by name."""
     rows = []
-    for choice, registry in {"model": models, "partition": schemes, "participation": sampling, "rule": rules}.items():
+    registries = {
+        **{"model": models, "partition": schemes, "participation": sampling, "rule": rules},
+        "client_optimizer": optimizers.CLIENT_OPTIMIZERS,
+        "server_optimizer": optimizers.SERVER_OPTIMIZERS,
+        "lr_schedule": schedules.SCHEDULES,
+    }
+    for choice, registry in registries.items():
         for name in registry.names():
             known: Mapping[str, object] = registry.options(name)
             if known:
-                shared = {"alpha": "that of the key `alpha`"} if choice == "partition" else {}
-                spelled = ", ".join(f"`{choice}.{k}` ({shared.get(k) or _show(v)})" for k, v in known.items())
+                shared = {"partition": {"alpha": "that of the key `alpha`"}, "lr_schedule": {"over": "the last round"}}
+                shown = shared.get(choice, {})
+                spelled = ", ".join(f"`{choice}.{k}` ({shown.get(k) or _show(v)})" for k, v in known.items())
                 rows.append((f"`{choice} = {name}`", spelled))
     return _table(("choice", "options (defaults)"), rows)
 

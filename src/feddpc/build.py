@@ -22,7 +22,8 @@ from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
 from feddpc.methods.federated_data import FederatedData, reserved
-from feddpc.policies import Policies, resolve_policies
+from feddpc.methods.local_steps import check_local_steps
+from feddpc.policies import Policies, client_optimizer, resolve_policies
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.kinds import BY_TARGET, TASKS
@@ -148,6 +149,7 @@ def named_metrics(names: str) -> tuple[Any, ...]:
 def make_method(config: Config) -> tuple[Method, Config]:
     """Build the method of a configuration, and write all its hyper-parameters into the latter."""
     method = methods.create(config.method, **config.hyper)
+    check_local_steps(method, client_optimizer(config))
     return method, dataclasses.replace(config, hyper=method.hyper())
 
 
@@ -179,8 +181,6 @@ def resolve(
         changes |= {"model": name, "model_options": models.options(name) | config.model_options}
     if config.batch_size is None:
         changes["batch_size"] = default_batch_size(len(data.y_train), changes.get("clients", config.clients))
-    if config.server_lr is None:
-        changes["server_lr"] = config.lr
     changes["reserve"] = config.reserve or 0.0
     if config.scaling == "auto":
         changes["scaling"] = default_scaling(data)

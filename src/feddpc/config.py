@@ -21,6 +21,7 @@ from typing import Any, Literal
 from feddpc.checks import coerce
 from feddpc.errors import BadInputError, unknown
 from feddpc.registry import is_code
+from feddpc.schedules import name_of_schedule
 
 Options = dict[str, Any]
 #: Groups of keys, in the order of the help text and of the reference page.
@@ -167,6 +168,40 @@ class Config:
         tuned=True,
     )
     lr_decay: float = key(1.0, "Factor per round on both learning rates.", "training", after_setup=True, tuned=True)
+    lr_schedule: str = key(
+        "constant",
+        "Factor on both learning rates by round, in place of `lr_decay`; in Python also a function of the round.",
+        "training",
+        choices=("constant", "cosine", "step", "warmup"),
+        after_setup=True,
+        tuned=True,
+    )
+    client_optimizer: str = key(
+        "sgd",
+        "How clients make local steps: by torch's rules, from a state of zero in every round. Options of sgd are "
+        "momentum, nesterov and weight_decay.",
+        "training",
+        choices=("sgd", "adam", "adamw"),
+        after_setup=True,
+        tuned=True,
+    )
+    clip_norm: float | None = key(
+        None,
+        "Shorten the direction of every local step to this length where it is longer.",
+        "training",
+        shown="no clipping",
+        after_setup=True,
+        tuned=True,
+    )
+    server_optimizer: str = key(
+        "sgd",
+        "How the server steps along the method's direction; sgd is the method's own step. With adam, yogi and adagrad "
+        "`server_lr` is 0.01 unless set.",
+        "training",
+        choices=("sgd", "momentum", "adam", "yogi", "adagrad"),
+        after_setup=True,
+        tuned=True,
+    )
     batch_size: int | None = key(
         None,
         "Samples per local step; the last, smaller batch is kept.",
@@ -275,6 +310,22 @@ class Config:
     participation_options: Options = field(
         default_factory=dict, metadata=about("Options of the sampler.", "federation", options_of="participation")
     )
+    lr_schedule_options: Options = field(
+        default_factory=dict,
+        metadata=about("Options of the schedule.", "training", options_of="lr_schedule", after_setup=True),
+    )
+    client_optimizer_options: Options = field(
+        default_factory=dict,
+        metadata=about(
+            "Options of the clients' optimizer.", "training", options_of="client_optimizer", after_setup=True
+        ),
+    )
+    server_optimizer_options: Options = field(
+        default_factory=dict,
+        metadata=about(
+            "Options of the server's optimizer.", "training", options_of="server_optimizer", after_setup=True
+        ),
+    )
     privacy: Options = field(
         default_factory=dict,
         metadata=about(
@@ -310,13 +361,15 @@ class Config:
             _require(value is None or value == "auto" or value >= 1, name, value, "at least 1")
         _require(not isinstance(self.threads, int) or self.threads <= 1024, "threads", self.threads, "at most 1024")
         _require(self.cohort <= self.clients, "cohort", self.cohort, f"at most clients = {self.clients}")
-        for name in ("lr", "server_lr", "alpha", "lr_decay"):
+        for name in ("lr", "server_lr", "alpha", "lr_decay", "clip_norm"):
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, name, value, "a finite number above 0")
         _require(self.finetune_steps >= 0, "finetune_steps", self.finetune_steps, "at least 0")
         _require(0 < self.client_test < 1, "client_test", self.client_test, "a share of samples above 0 and below 1")
         alone = self.evaluate_clients or not self.finetune_steps
         _require(alone, "finetune_steps", self.finetune_steps, "0 without evaluate_clients = true")
+        both = self.lr_decay != 1 and self.lr_schedule != "constant"
+        _require(not both, "lr_decay", self.lr_decay, f"left out with lr_schedule = {self.lr_schedule!r}")
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "a probability in [0, 1)")
         reserve = 0.0 if self.reserve is None else self.reserve
         _require(0 <= reserve < 1, "reserve", self.reserve, "a share of the training set in [0, 1)")
@@ -327,8 +380,11 @@ class Config:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Config:
-        """Build a configuration from names and values, checking both."""
-        hints = types_of_keys()
+        """Build a configuration from names and values, checking both.
+
+        Where a choice has options, one table can give both: ``{"client_optimizer": {"name": "sgd", "momentum": 0.9}}``.
+        """
+        hints, values = types_of_keys(), _split_choices(values)
         if isinstance(values.get("metrics"), list | tuple):
             values = {**values, "metrics": ",".join(map(str, values["metrics"]))}
         for key in values:
@@ -342,7 +398,7 @@ class Config:
 
     def differences(self, given: Mapping[str, Any]) -> list[str]:
         """Say where ``given`` asks for something else than this configuration; ``auto`` asks for nothing."""
-        own, given = _plain(self.asdict()), _plain(given)
+        own, given = _plain(self.asdict()), _plain(_split_choices(given))
         found = []
         for key, value in given.items():
             if isinstance(value, dict):
@@ -395,7 +451,8 @@ def tuned_keys() -> tuple[str, ...]:
     """Return the keys that are tuned by default, besides the hyper-parameters.
 
     >>> tuned_keys()
-    ('lr', 'server_lr', 'lr_decay', 'batch_size', 'epochs')
+    ('lr', 'server_lr', 'lr_decay', 'lr_schedule', 'client_optimizer', 'clip_norm', 'server_optimizer', 'batch_size', \
+'epochs')
     """
     return tuple(name for name, facts in keys().items() if facts.tuned)
 
@@ -487,6 +544,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _split_choices(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with name and options apart where a table gives both; a function of the rounds by its name.
+
+    >>> _split_choices({"server_optimizer": {"name": "adam", "tau": 0.01}})
+    {'server_optimizer': 'adam', 'server_optimizer_options': {'tau': 0.01}}
+    """
+    split = dict(values)
+    for key, table in options_by_choice().items():
+        value = values.get(key)
+        if key == "lr_schedule" and callable(value):
+            split[key] = name_of_schedule(value)
+        elif isinstance(value, Mapping) and key in ("lr_schedule", "client_optimizer", "server_optimizer"):
+            if "name" not in value:
+                raise BadInputError(f"{key} = {dict(value)} has no name: write name = one of {choices_of(key)}")
+            options = {name: option for name, option in value.items() if name != "name"}
+            split |= {key: value["name"], table: {**options, **values.get(table, {})}}
+    return split
 
 
 def _fit(key: str, value: Any, hint: Any) -> Any:

@@ -17,8 +17,9 @@ from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.federated_data import FederatedData, Ids
+from feddpc.methods.local_steps import with_optimizer
 from feddpc.participants import Draw, Sampler
-from feddpc.policies import Policies
+from feddpc.policies import Policies, client_optimizer, server_optimizer
 from feddpc.population import Population
 from feddpc.registry import short_name
 from feddpc.tasks.network import NetworkTask
@@ -59,6 +60,13 @@ class Experiment:
     def __post_init__(self) -> None:
         population = Population(self.config, self.planner.partition.sizes, self.sampler, self.policies.faults)
         object.__setattr__(self, "population", population)
+        # From the configuration, since runs with other optimizers may share all that was built.
+        policies = dataclasses.replace(self.policies, optimizer=server_optimizer(self.config))
+        object.__setattr__(self, "policies", policies)
+
+    def local(self, method: Method) -> Method:
+        """Return ``method`` with the local steps of this experiment's client optimizer."""
+        return with_optimizer(method, client_optimizer(self.config))
 
     def __repr__(self) -> str:
         config = self.config

@@ -1,28 +1,41 @@
-"""What an experiment does to uploads beyond the method's own rule: simulated faults, defenses, differential privacy."""
+"""What an experiment does beyond the method's own rule: simulated faults, defenses, privacy, a server optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
+from feddpc import methods
 from feddpc.config import Config
+from feddpc.optimizers import (
+    CLIENT_OPTIMIZERS,
+    SERVER_OPTIMIZERS,
+    ClientOptimizer,
+    ServerOptimizer,
+    complete_options,
+    make_client_optimizer,
+    make_server_optimizer,
+)
 from feddpc.privacy import Mechanism
 from feddpc.privacy.config import complete_privacy, make_mechanism
+from feddpc.registry import is_code
 from feddpc.robust import defense, faults, rules
 from feddpc.robust.defense import Defense
 from feddpc.robust.faults import Faults
+from feddpc.schedules import complete_schedule, make_schedule
 
 
 @dataclass(frozen=True)
 class Policies:
-    """What stands between the uploads and the server's step; None means that it is not used."""
+    """What stands between the uploads and the new model; None means that it is not used."""
 
     defense: Defense | None = None  #: how the server protects itself, beyond rejecting what is not finite
     privacy: Mechanism | None = None  #: what makes the models differentially private
     faults: Faults | None = None  #: which clients misbehave, in simulations of that
+    optimizer: ServerOptimizer | None = None  #: what makes a step of the method's direction
 
     def __bool__(self) -> bool:
-        """Return whether any of them is used."""
+        """Return whether any of them stands between the uploads and the method's server rule."""
         return any(policy is not None for policy in (self.defense, self.privacy, self.faults))
 
     @classmethod
@@ -32,11 +45,23 @@ class Policies:
             defense=defense.make(rules.make(config.rule, **config.rule_options), config.screen),
             privacy=make_mechanism(config),
             faults=faults.make(config.faults, population=config.clients, seed=config.seed),
+            optimizer=server_optimizer(config),
         )
 
 
+def client_optimizer(config: Config) -> ClientOptimizer:
+    """Return how clients make local steps."""
+    return make_client_optimizer(config.client_optimizer, config.client_optimizer_options, config.clip_norm)
+
+
+def server_optimizer(config: Config) -> ServerOptimizer | None:
+    """Return how the server makes a step of a method's direction; None: as the method says."""
+    return make_server_optimizer(config.server_optimizer, config.server_optimizer_options)
+
+
 def resolve_policies(config: Config) -> Config:
-    """Fill in every option of the rule, the bound on norms, the faults and privacy."""
+    """Fill in every option of optimizers, schedule, rule, bound on norms, faults and privacy, and the server's rate."""
+    config = _resolve_optimizers(config)
     config = dataclasses.replace(
         config,
         rule_options=rules.options(config.rule) | config.rule_options,
@@ -44,3 +69,28 @@ def resolve_policies(config: Config) -> Config:
         faults=faults.complete(config.faults),
     )
     return dataclasses.replace(config, privacy=complete_privacy(config))
+
+
+def _resolve_optimizers(config: Config) -> Config:
+    """Check names and values of optimizers and schedule, and fill in their options and the server's rate."""
+    client_optimizer(config)
+    factor = make_schedule(config.lr_schedule, config.lr_schedule_options, config.rounds)
+    for t in range(1, config.rounds + 1) if config.lr_schedule != "constant" else ():
+        factor(t)
+    adaptive, server_lr = server_optimizer(config), config.server_lr
+    if server_lr is None:
+        usual = None if adaptive is None else adaptive.server_lr
+        known = config.method in methods.names() or is_code(config.method)
+        usual = usual or (methods.get(config.method).usual_server_lr if known else None)
+        server_lr = usual or config.lr
+    return dataclasses.replace(
+        config,
+        server_lr=server_lr,
+        lr_schedule_options=complete_schedule(config.lr_schedule, config.lr_schedule_options, config.rounds),
+        client_optimizer_options=complete_options(
+            CLIENT_OPTIMIZERS, config.client_optimizer, config.client_optimizer_options
+        ),
+        server_optimizer_options=complete_options(
+            SERVER_OPTIMIZERS, config.server_optimizer, config.server_optimizer_options
+        ),
+    )

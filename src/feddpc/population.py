@@ -14,7 +14,9 @@ from torch import Tensor
 from feddpc.config import Config
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.participants import Draw, Sampler
+from feddpc.policies import client_optimizer
 from feddpc.robust.faults import Faults
+from feddpc.schedules import make_schedule
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -26,6 +28,8 @@ class Population:
     def __init__(self, config: Config, sizes: Ints, sampler: Sampler, faults: Faults | None = None) -> None:
         self.config, self.sizes, self.sampler, self.faults = config, sizes, sampler, faults
         self._by_samples = config.weighting == "samples"
+        self._factor = make_schedule(config.lr_schedule, config.lr_schedule_options, config.rounds)
+        self.momentum = client_optimizer(config).momentum_of_clients
         self._sizes_on: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:
@@ -46,11 +50,16 @@ class Population:
         return {"straggler": late} if late else {}
 
     def rates(self, t: int) -> tuple[float, float]:
-        """Return the local and the server rate of round ``t``; they decay together, so that their ratio stays."""
+        """Return the local and the server rate of round ``t``; they change together, so that their ratio stays."""
         config = self.config
         assert config.server_lr is not None
-        decay = config.lr_decay ** (t - 1)
-        return config.lr * decay, config.server_lr * decay
+        factor = config.lr_decay ** (t - 1) if config.lr_schedule == "constant" else self._factor(t)
+        return config.lr * factor, config.server_lr * factor
+
+    @property
+    def rates_change(self) -> bool:
+        """Whether the rates differ between rounds."""
+        return self.config.lr_decay != 1 or self.config.lr_schedule != "constant"
 
     def weights(self, sizes: Ints) -> NDArray[np.float64]:
         """Return the weights of a cohort's clients with ``sizes`` samples; they add up to one."""
@@ -88,6 +97,7 @@ class Population:
             slots=slots,
             samples=placed(sizes, device) if self._by_samples else None,
             seed=self.config.seed,
+            momentum=self.momentum,
         )
         training = method.train_mask(cohort)
         if training is None:

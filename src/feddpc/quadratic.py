@@ -70,11 +70,13 @@ def trajectory(
     server_lr: float,
     steps: int,
     engine: Engine | None = None,
+    **config: Any,
 ) -> npt.NDArray[np.float64]:
     """Return the global models ``[len(schedule) + 1, d]`` of ``method`` on quadratic clients, in float64.
 
     Client j minimises 1/2 sum_i curvature[j, i] (w_i - centre[j, i])^2 by ``steps`` full-batch gradient steps;
-    ``schedule`` lists the participants of every round.
+    ``schedule`` lists the participants of every round, and ``config`` other keys of the configuration, as
+    ``server_optimizer="momentum"``.
 
     >>> path = trajectory(
     ...     "feddpc",
@@ -98,12 +100,13 @@ def trajectory(
         )
     check_int("steps", steps, 1)
     population = len(a)
+    sizes = {"clients": population, "cohort": population, "rounds": max(len(schedule), 1)}
     experiment = quadratic_experiment(
         Quadratic(a, c),
         Partition.from_lists([[j] for j in range(population)]),
         sampling.make("fixed", population=population, cohort=population, seed=0, schedule=schedule),
         w,
-        config=Config(lr=client_lr, server_lr=server_lr, clients=population, cohort=population, epochs=steps),
+        config=Config.read({**config, "lr": client_lr, "server_lr": server_lr, **sizes, "epochs": steps}),
     )
     method = methods.create(method) if isinstance(method, str) else method
     if changes := [hook for hook in DATA_HOOKS if overrides(method, hook)]:
@@ -111,7 +114,7 @@ def trajectory(
             f"{method.name} needs a network and samples ({', '.join(changes)}), but quadratic clients have neither: "
             "choose another method, or feddpc.simulate"
         )
-    progress = RunState.begin(method, w, population)
+    progress = RunState.begin(method, w, population, optimizer=experiment.policies.optimizer)
     path = [w]
     for _ in schedule:
         run_round(experiment, method, engine or Loop(), progress)

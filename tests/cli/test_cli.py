@@ -356,10 +356,10 @@ def test_methods_are_listed_and_explained(tmp_path):
 
 
 def test_own_method_from_a_file_and_its_resume(tmp_path):
-    spec = f"{Path(__file__).parents[2] / 'examples' / 'own_method.py'}:FedAvgM"
+    spec = f"{Path(__file__).parents[2] / 'examples' / 'own_method.py'}:ShortSteps"
     feddpc("compare", "--methods", f"fedavg,{spec}", "--rounds", "2", "--out", "X", *QUICK, cwd=tmp_path)
     feddpc("compare", "--out", "X", "--resume", "--rounds", "3", "--methods", spec, cwd=tmp_path)
-    assert len(read_records(tmp_path / "X" / "fedavgm-seed0" / "rounds.jsonl")) == 3
+    assert len(read_records(tmp_path / "X" / "shortsteps-seed0" / "rounds.jsonl")) == 3
     assert len(read_records(tmp_path / "X" / "fedavg-seed0" / "rounds.jsonl")) == 3
 
 

@@ -131,8 +131,9 @@ def test_which_methods_are_plain_follows_from_what_they_do():
     assert plain == {
         *("feddpc", "feddpc streaming", "feddpc no scaling", "feddpc neither", "feddpc by steps", "feddpc exclude"),
         *("feddpc soft", "feddpc keep", "fedavg", "fedexp", "fedexp pair", "fedexp code", "fedvarp", "clusterfedvarp"),
-        *("mifa", "mifa wait"),
+        *("mifa", "mifa wait", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
     }
+    assert "FedNova" not in dropins()  # its server must know the numbers of local steps
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,14 @@ def test_privacy_is_the_same_over_flower(name):
     test_the_simulator_and_the_grid_agree_bit_by_bit(VARIANTS[name], PRIVATE)
 
 
+@pytest.mark.parametrize("name", ["feddpc", "fednova", "fedga"])
+def test_optimizers_are_the_same_over_flower(name):
+    """The client's at the nodes, the server's and the schedule at the server."""
+    client = {"name": "adamw", "weight_decay": 0.1} if name == "feddpc" else {"name": "sgd", "momentum": 0.9}
+    how = {"client_optimizer": client, "clip_norm": 1.0, "server_optimizer": "yogi", "lr_schedule": "cosine"}
+    test_the_simulator_and_the_grid_agree_bit_by_bit(VARIANTS[name], how)
+
+
 def test_noise_and_participants_are_no_secret_of_the_experiments_seed():
     """Clients know that seed, so a federation draws both from elsewhere unless asked not to."""
     ends = [federated(small_setting(**PRIVATE), VARIANTS["fedavg"], 1)[0].now.w for _ in range(2)]
@@ -40,7 +48,7 @@ def test_noise_and_participants_are_no_secret_of_the_experiments_seed():
 @pytest.mark.parametrize("how", [{}, HARD], ids=["plain", "all"])
 def test_the_simulator_and_the_grid_agree_bit_by_bit(method, how):
     setting = setting_for(method, **how)
-    progress = RunState.begin(method, setting.w0, len(setting.population))
+    progress = RunState.begin(method, setting.w0, len(setting.population), optimizer=setting.policies.optimizer)
     records = [run_round(setting, method, Loop(), progress) for _ in range(ROUNDS)]
     strategy, _ = federated(small_setting(reserve=method.reserve, **how), method, reproducible=True)
     assert strategy.refusals == []

@@ -44,6 +44,7 @@ from feddpc.flower.messages import (
 from feddpc.flower.rounds import NEVER
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData, require_asking
+from feddpc.methods.local_steps import with_optimizer
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
 from feddpc.runs.checkpoint import load_model, save_model
@@ -190,7 +191,8 @@ class _NodePool:
         probed = self._probed(node, w, bool(order.get("asked")), context)
         plan = node.planner.plan(t, node.ids).resting(np.array([bool(order.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
-        trained = Loop().train(node.method, node.task, w, down | node.payload, stacked, plan, lr)
+        local = with_optimizer(node.method, node.spec.client_optimizer)
+        trained = Loop().train(local, node.task, w, down | node.payload, stacked, plan, lr)
         _check_finite(trained.up, trained.own, {"loss": trained.loss})
         memory.hold(t, _single(trained.own))
         metrics = MetricRecord({"num-examples": node.samples, "loss": float(trained.loss[0])})

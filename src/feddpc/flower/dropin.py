@@ -33,14 +33,18 @@ from feddpc.policies import resolve_policies
 #: A population that is not counted.
 MANY = 1 << 31
 #: The hooks of a method's client half, except ``broadcast`` and ``finish``.
-CLIENT_HOOKS = ("start", "objective", "correct", "step", "init_client", "probes", "surveys", "probe_mask", "train_mask")
+CLIENT_HOOKS = (
+    *("start", "objective", "correct", "local_direction", "step", "init_client"),
+    *("probes", "surveys", "probe_mask", "train_mask"),
+)
 
 
 class DropInStrategy(MethodStrategy):
     """A method in the place of Flower's ``FedAvg``; clients answer with weights, as they did before.
 
     Args of Flower's ``FedAvg`` come first and keep their names and order; further:
-        server_lr: the server's rate over the clients', eta_g / eta_l; 1 applies the method's step unchanged.
+        server_lr: the server's rate over the clients', eta_g / eta_l; 1, the default of most methods, applies the
+            method's step unchanged. Adaptive methods have 0.01.
         weighting: ``uniform``, as in the papers, or ``samples``, by the count that replies carry, as in Flower.
         population: how many clients there are; for methods that remember every client.
         min_replies, max_void_rounds, max_norm, max_examples, folder: see ``docs/flower.md``.
@@ -69,7 +73,7 @@ class DropInStrategy(MethodStrategy):
         train_metrics_aggr_fn: Any = None,
         evaluate_metrics_aggr_fn: Any = None,
         *,
-        server_lr: float = 1.0,
+        server_lr: float | None = None,
         weighting: Literal["uniform", "samples"] = "uniform",
         population: int | None = None,
         min_replies: int = 1,
@@ -88,10 +92,11 @@ class DropInStrategy(MethodStrategy):
         if "form" in get_type_hints(self.made_from) and streams(self.made_from):
             hyper.setdefault("form", "streaming")
         robust = Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {}))
+        rate = (self.made_from.usual_server_lr or 1.0) if server_lr is None else server_lr
         names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
         super().__init__(
             methods.create(self.made_from.name, **hyper),
-            WeightsExchange(server_lr, weighting, population, resolve_policies(robust), buffers, names),
+            WeightsExchange(rate, weighting, population, resolve_policies(robust), buffers, names),
             bounds=Bounds(max_norm, max_examples),
             min_replies=min_replies,
             max_void_rounds=max_void_rounds,
@@ -144,10 +149,7 @@ class WeightsExchange(Exchange):
             raise BadInputError(
                 f"{method.name} with weighting='samples' needs the sizes of clients that never came: use 'uniform'"
             )
-        w, n = torch.ones(2), self.clients or 2
-        cohort = trial_cohort(1, n, method.init_slot(w))
-        step = method.aggregate(w, method.init_server(w, n), {"delta": torch.eye(2)[:1]}, cohort)
-        if not bool(step.update.isfinite().all()):
+        if counts_steps(method, self.clients or 2):
             raise BadInputError(
                 f"{method.name} with {method.hyper()} needs every client's number of local steps, which a client app "
                 "of Flower does not tell: use feddpc.flower.strategy and client_app"
@@ -391,6 +393,14 @@ def knows_clients(method: Method) -> bool:
     return few != many or bool(method.init_slot(w))
 
 
+def counts_steps(method: Method, population: int) -> bool:
+    """Return whether the server of ``method`` must know how many local steps each client made."""
+    w = torch.ones(2)
+    cohort = trial_cohort(1, population, method.init_slot(w))
+    step = method.aggregate(w, method.init_server(w, population), {"delta": torch.eye(2)[:1]}, cohort)
+    return not bool(step.update.isfinite().all())
+
+
 def streams(cls: type[Method]) -> bool:
     """Return whether a method's server can take updates one at a time."""
     return "streaming" in get_args(get_type_hints(cls)["form"])
@@ -401,10 +411,12 @@ def dropins() -> dict[str, type[DropInStrategy]]:
     """Return the strategies by class name, one for every registered method that an unchanged client app can serve.
 
     >>> sorted(dropins())
-    ['ClusterFedVARP', 'FedAvg', 'FedDPC', 'FedExP', 'FedVARP', 'MIFA']
+    ['ClusterFedVARP', 'FedAdagrad', 'FedAdam', 'FedAvg', 'FedAvgM', 'FedDPC', 'FedExP', 'FedVARP', 'FedYogi', 'MIFA']
     """
-    plain = [methods.get(name) for name in methods.names() if sends_plain_updates(methods.get(name)())]
-    return {cls.__name__: _make_strategy(cls) for cls in plain}
+    made = [methods.create(name) for name in methods.names()]
+    plain = [method for method in made if sends_plain_updates(method)]
+    served = [type(method) for method in plain if knows_clients(method) or not counts_steps(method, 2)]
+    return {cls.__name__: _make_strategy(cls) for cls in served}
 
 
 def _make_strategy(cls: type[Method]) -> type[DropInStrategy]:

@@ -32,6 +32,7 @@ from feddpc.errors import FeddpcError
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
 from feddpc.models.flat import Flat
+from feddpc.optimizers import ClientOptimizer, make_client_optimizer
 from feddpc.tasks import Classification
 from feddpc.tasks.network import NetworkTask
 
@@ -181,6 +182,7 @@ class ExperimentSpec:
     scaling: str
     augment: bool
     precision: str
+    optimizer: str  #: the clients' optimizer and its options, as JSON
 
     @classmethod
     def of(cls, config: Config, method: Method, flat: Flat, classes: int, samples: int) -> ExperimentSpec:
@@ -192,6 +194,7 @@ class ExperimentSpec:
             layout=layout_tag(dict(zip(flat.names, flat.shapes, strict=True))),
             samples=samples,
             classes=classes,
+            optimizer=_optimizer_text(config),
             **{name: getattr(config, name) for name in shared_keys()} | {"batch_size": config.batch_size or 1},
         )
 
@@ -233,6 +236,13 @@ class ExperimentSpec:
         if self.method not in methods.names():  # not a path: a server must not choose what a node loads
             raise RefusedError(f"this node knows no method {self.method!r}: give it to client_app(method=...)")
         return methods.create(self.method, **hyper_of(self.hyper))
+
+    @property
+    def client_optimizer(self) -> ClientOptimizer:
+        """How this client makes local steps."""
+        options = hyper_of(self.optimizer)
+        name, clip_norm = str(options.pop("name", "")), options.pop("clip_norm", None)
+        return make_client_optimizer(name, options, clip_norm)
 
     def task(
         self, network: nn.Module, data: Dataset, scaler: Scaler | None, device: str = "cpu", shift: int = 0
@@ -280,7 +290,7 @@ def shared_keys() -> tuple[str, ...]:
 def _checked(found: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a specification after checking their types and limits."""
     config = Config.read({name: found[name] for name in shared_keys()} | {"cohort": 1})
-    texts = {name: coerce(name, found[name], str) for name in ("version", "method", "hyper", "layout")}
+    texts = {name: coerce(name, found[name], str) for name in ("version", "method", "hyper", "layout", "optimizer")}
     return {
         **texts,
         **{name: getattr(config, name) for name in shared_keys()},
@@ -300,6 +310,13 @@ def hyper_of(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RefusedError(f"the hyper-parameters are {text[:80]!r}, not names with values")
     return found
+
+
+def _optimizer_text(config: Config) -> str:
+    """Return the clients' optimizer as JSON."""
+    clip = {} if config.clip_norm is None else {"clip_norm": config.clip_norm}
+    options = {"name": config.client_optimizer, **config.client_optimizer_options, **clip}
+    return json.dumps(options, sort_keys=True)
 
 
 def hyper_text(method: Method) -> str:

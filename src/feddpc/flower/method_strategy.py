@@ -361,7 +361,7 @@ class MethodStrategy(FedAvg):
 
     def reset(self, w: Tensor) -> None:
         """Set the state before round 1, with the model ``w``."""
-        self.state = rounds.begin_run(self.method, w, self.exchange.population())
+        self.state = rounds.begin_run(self.method, w, self.exchange.population(), self.exchange.policies)
 
     def _read_model(self, arrays: ArrayRecord) -> Tensor:
         """Return a whole model, not an update, as a vector; refuse one that is not finite."""

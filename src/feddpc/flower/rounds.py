@@ -38,9 +38,9 @@ NEVER = -1
 SURVEYED_AT_ONCE = 16
 
 
-def begin_run(method: Method, w: Tensor, population: int) -> RunState:
+def begin_run(method: Method, w: Tensor, population: int, policies: Policies) -> RunState:
     """Return the state before round 1. Per client, the server stores its node and the last round that counted."""
-    state = RunState.begin(method, w, population)
+    state = RunState.begin(method, w, population, optimizer=policies.optimizer)
     fresh = {"node": torch.zeros((), dtype=torch.int64), "accepted": torch.full((), NEVER)}
     state.clients = ClientTable(lambda: fresh, "the server's record of a client", population)
     return state

@@ -33,9 +33,10 @@ from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.screening import Bounds
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
+from feddpc.methods.local_steps import check_local_steps
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
-from feddpc.policies import resolve_policies
+from feddpc.policies import client_optimizer, resolve_policies
 from feddpc.privacy.mechanism import check
 
 Array = NDArray[Any]
@@ -92,6 +93,7 @@ def strategy(
     settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
     if settings.keep != "last":
         raise BadInputError(f"keep = {settings.keep!r}: a federation keeps the model of its last round: leave keep out")
+    check_local_steps(method, client_optimizer(settings))
     if settings.privacy:
         check(method)
         if min_replies > 1:

@@ -22,6 +22,8 @@ from feddpc.methods.feddyn import FedDyn
 from feddpc.methods.federated_data import FederatedData
 from feddpc.methods.fedexp import FedExP
 from feddpc.methods.fedga import FedGA
+from feddpc.methods.fednova import FedNova
+from feddpc.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from feddpc.methods.fedprox import FedProx
 from feddpc.methods.fedspeed import FedSpeed
 from feddpc.methods.fedvarp import FedVARP
@@ -61,6 +63,7 @@ METHODS: Registry[Method] = Registry(
         for cls in (
             *(FedDPC, FedAvg, FedProx, FedExP, FedGA, FedCM, FedVARP, ClusterFedVARP),
             *(Scaffold, FedDyn, FedSpeed, FedAlign, MOON, FedAMD, FedDC, MIFA, FedBR, DataSharing, GMM, FAug),
+            *(FedNova, FedAvgM, FedAdam, FedYogi, FedAdagrad),
         )
     },
     accepts=_is_method,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from feddpc.errors import BadInputError
 from feddpc.methods._algebra import exact_sum, weighted_sum
 from feddpc.methods.federated_data import FederatedData
+from feddpc.optimizers import ServerOptimizer
 from feddpc.rng import generator
 from feddpc.tasks.base import Batch, Rows, Task
 
@@ -59,6 +60,7 @@ class Cohort:
     sizes: Tensor | None = None  #: samples per client of the population, where clients count by samples, ``[N]``
     seed: int = 0  #: of the experiment
     samples: Tensor | None = None  #: samples per client of the cohort, where clients count by samples, ``[m]``
+    momentum: float = 0.0  #: of the clients' local steps
 
     def select(self, mask: Tensor) -> Cohort:
         """Return the cohort of the clients that ``mask`` marks; their weights add up to one again."""
@@ -120,6 +122,12 @@ class Step:
             return w.addcmul_(self.update, -self.rate.to(w.dtype))
         return w.add_(self.update, alpha=-self.rate)
 
+    def optimized(self, optimizer: ServerOptimizer, state: State, cohort: Cohort) -> tuple[Step, State]:
+        """Return the step that a server optimizer makes of this one, and the optimizer's new ``state``."""
+        delta = self.update * (self.rate / cohort.server_lr)
+        direction, state = optimizer.direction(delta, state, cohort.client_lr)
+        return replace(self, update=direction, rate=cohort.server_lr), state
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -149,6 +157,8 @@ class Method:
     privacy: ClassVar[str] = "Nothing but the update leaves a client."
     #: Whether :meth:`combine` uses its rows only in weighted sums over clients, which several machines can add up.
     needs_only_sums: ClassVar[bool] = False
+    #: The server's learning rate where none is set; None: that of the clients.
+    usual_server_lr: ClassVar[float | None] = None
 
     # Once, before there is a federation.
 
@@ -246,10 +256,23 @@ class Method:
         """The direction that is followed instead of the gradient ``g``."""
         return g
 
+    def local_direction(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tensor]:
+        """What a local step follows, downhill, and the value of the objective; a client optimizer steps along it."""
+        value, g = task.value_and_grad(lambda at: self.objective(task, at, batch, ctx), y)
+        return self.correct(g, y, ctx), value
+
     def step(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """One local step: the new ``y`` and the value of the objective before it."""
-        value, g = task.value_and_grad(lambda at: self.objective(task, at, batch, ctx), y)
-        return y - ctx.lr * self.correct(g, y, ctx), value
+        g, value = self.local_direction(task, y, batch, ctx)
+        return y - ctx.lr * g, value
+
+    @property
+    def needs_plain_steps(self) -> tuple[str, ...]:
+        """What the clients' optimizer must not have, because the method reads gradients off what clients moved.
+
+        Among ``momentum``, ``nesterov``, ``adam`` and ``clip_norm``.
+        """
+        return ()
 
     def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """What the client sends, and its new memory (exactly the keys of :meth:`init_client`)."""

@@ -53,8 +53,9 @@ class FedAlign(Method):
 
     Departures: GroupNorm at the reduced width, so its groups must divide that (the code: BatchNorm with statistics of
     the batch); reduced widths are rounded to whole channels (the code: multiples of 8; the same for multiples of 32
-    channels at omega = 1/4); plain SGD (the code: Nesterov 0.9, decay 1e-4); maps that are zero have sigma = 0 and no
-    gradient (the code: NaN); T is not formed where its factors are smaller. Uniform weights unless the experiment
+    channels at omega = 1/4); maps that are zero have sigma = 0 and no gradient (the code: NaN); T is not formed where
+    its factors are smaller. The code's optimizer is ``client_optimizer = "sgd"`` with ``momentum = 0.9``,
+    ``nesterov = true`` and ``weight_decay = 1e-4``; the default is plain SGD. Uniform weights unless the experiment
     weights by samples (the code: by batches).
 
     Confidence: the authors' code, and the paper through it.

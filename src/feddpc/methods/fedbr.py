@@ -54,7 +54,8 @@ class FedBR(Method):
     like the model (the code: once a round); so with mixture it belongs to the step's own mixed samples (the code: to
     those of the round's first step). Mixture keeps the clients' pseudo-samples (the code takes them from a proxy set)
     and mixes in the paired sample (the code: a random one of the batch, which is in random order already). Sizes of
-    batch and pseudo-data may differ. Plain SGD as in the code, all clients with the same weight.
+    batch and pseudo-data may differ. Plain SGD as in the code, all clients with the same weight; with another
+    ``client_optimizer`` the new P in the min step is still that of a plain step.
 
     Confidence: the authors' code, and the paper through it.
 

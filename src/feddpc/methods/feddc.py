@@ -36,8 +36,9 @@ class FedDC(Method):
 
     Departures: the default is the code's form; this round's rate and the client's own K_j (the code: the undecayed rate
     and a common count); uniform alpha (the code divides alpha, and multiplies c and its change, by the client's
-    relative share of the data); no clipping and no weight decay (the code has both); eta_g scales the whole step and
-    is neutral when the rates are tied; sums over all clients are kept in float64.
+    relative share of the data); no clipping (the code: 10) and no weight decay unless asked for (the code: 1e-3);
+    momentum, Adam and clipping at the clients are refused, as c_j would be no mean of gradients; eta_g scales the whole
+    step and is neutral when the rates are tied; sums over all clients are kept in float64.
 
     Confidence: the equations through an excerpt; the authors' code read.
 
@@ -63,6 +64,14 @@ class FedDC(Method):
 
     def __post_init__(self) -> None:
         self.require(self.alpha >= 0, "alpha", "alpha >= 0")
+
+    @property
+    def needs_plain_steps(self) -> tuple[str, ...]:
+        """The variate is u_j / (K_j eta_l), a mean of gradients only if steps follow whole gradients.
+
+        With weight decay it is that of the decayed objective, as it should be.
+        """
+        return "momentum", "adam", "clip_norm"
 
     def init_server(self, w: Tensor, population: int) -> State:
         """Means over ALL clients: of the variates, and in the code's form of the drifts."""

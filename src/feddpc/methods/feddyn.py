@@ -32,8 +32,9 @@ class FedDyn(Method):
     clients' last models, as the authors' curves do (the server then keeps those, N d more).
 
     Departures: uniform alpha, by default 0.1 as in FL-Simulator (the authors' examples: 0.01, divided by the client's
-    relative share of the data); no clipping and no weight decay (the code has both); eta_g, which is not in the paper,
-    scales the whole step and is neutral when the rates are tied; H is kept in float64.
+    relative share of the data); no clipping and no weight decay unless asked for (the code: ``clip_norm = 10``, weight
+    decay 1e-3; either only changes how the local problem is solved; momentum and Adam are refused); eta_g, which is not
+    in the paper, scales the whole step and is neutral when the rates are tied; H is kept in float64.
 
     Confidence: paper through summaries; the authors' code read.
 
@@ -54,6 +55,11 @@ class FedDyn(Method):
 
     def __post_init__(self) -> None:
         self.require(self.alpha > 0, "alpha", "alpha > 0 (at 0 the server's correction h / alpha does not exist)")
+
+    @property
+    def needs_plain_steps(self) -> tuple[str, ...]:
+        """What a client moved stands for the gradient where it ends, which the rule takes from plain steps."""
+        return "momentum", "adam"
 
     def init_server(self, w: Tensor, population: int) -> State:
         """The mean over ALL clients of their moves, and of their models if these are evaluated."""

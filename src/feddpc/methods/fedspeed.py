@@ -37,9 +37,10 @@ class FedSpeed(Method):
     participation.
 
     Departures: the default is the code's server, because the paper's adds a participant's whole history to the model
-    and oscillates; no clipping and no weight decay (the code has both, and puts the proximal term in after clipping);
-    the perturbation is normalised, as in the code, without its 1e-7 (0 where the gradient is 0); eta_g
-    scales the whole step and is neutral when the rates are tied.
+    and oscillates; no clipping and no weight decay unless asked for (the code: 10 and 1e-3, and the proximal term comes
+    in after clipping, while ``clip_norm`` is for the whole direction; momentum and Adam are refused); the perturbation
+    is normalised, as in the code, without its 1e-7 (0 where the gradient is 0); eta_g scales the whole step and is
+    neutral when the rates are tied.
 
     Confidence: the algorithm box through a summary; the authors' code read.
 
@@ -73,14 +74,19 @@ class FedSpeed(Method):
         """The sum of the client's moves."""
         return {"p": torch.zeros_like(w)}
 
-    def step(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tensor]:
+    @property
+    def needs_plain_steps(self) -> tuple[str, ...]:
+        """As FedDyn, which it is at alpha = 0."""
+        return "momentum", "adam"
+
+    def local_direction(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """Two gradients on one batch."""
         value, g = task.value_and_grad(lambda at: task.loss(at, batch), y)
         if self.alpha > 0 and self.rho > 0:
             uphill = y + self.rho * _unit(g)
             _, g2 = task.value_and_grad(lambda at: task.loss(at, batch), uphill)
             g = (1 - self.alpha) * g + self.alpha * g2
-        return y - ctx.lr * (g + (ctx.state["p"] + (y - ctx.w)) / self.lam), value
+        return g + (ctx.state["p"] + (y - ctx.w)) / self.lam, value
 
     def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """The update (paper: from the model moved by all the client's moves); the client adds up its moves."""

@@ -40,8 +40,9 @@ class MOON(Method):
 
     Departures: a client that comes for the first time has z_prev = z_glob, so that l_con is log 2 and pulls nowhere
     (the authors' code: no l_con in round 1, later the client's own random initial network); the last partial batch
-    counts; plain SGD (the code: momentum 0.9, weight decay 1e-5). One old model is kept, as by default in the code.
-    Uniform weights unless the experiment weights by samples (the code does).
+    counts. The code's optimizer is ``client_optimizer = "sgd"`` with ``momentum = 0.9`` and ``weight_decay = 1e-5``;
+    the default is plain SGD. One old model is kept, as by default in the code. Uniform weights unless the experiment
+    weights by samples (the code does).
 
     Confidence: the authors' code read; the paper through summaries.
 

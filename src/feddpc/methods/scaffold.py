@@ -35,7 +35,8 @@ class Scaffold(Method):
 
     Departures: c is kept in float64, so that it drifts from the mean of the c_j only by the rounding of what is sent;
     u_j is divided by the rate of this round and by the client's own K_j (public codes take an undecayed rate, or one
-    client's count for all, and scale c by the client's relative share of the data).
+    client's count for all, and scale c by the client's relative share of the data). Option II refuses
+    momentum, Adam and clipping at the clients, with which its c_j would be no mean of gradients.
 
     Confidence: the paper through summaries; third-party codes read; every relation in closed form is a test.
 
@@ -73,6 +74,14 @@ class Scaffold(Method):
     def surveys(self) -> bool:
         """A warm start asks everybody once."""
         return self.warm
+
+    @property
+    def needs_plain_steps(self) -> tuple[str, ...]:
+        """Option II divides u_j by K_j eta_l, a mean of gradients only if steps follow whole gradients.
+
+        With weight decay it is that of the decayed objective, as it should be.
+        """
+        return () if self.probes else ("momentum", "adam", "clip_norm")
 
     def init_server(self, w: Tensor, population: int) -> State:
         """The mean of all control variates."""

@@ -54,7 +54,8 @@ def train_and_step(
     broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
     memory = state.clients.read(ids)
     down = broadcast | experiment.kit
-    trained = train_in_chunks(engine, method, experiment.task, state.w, down, memory | probes, plan, cohort.client_lr)
+    local, own = experiment.local(method), memory | probes
+    trained = train_in_chunks(engine, local, experiment.task, state.w, down, own, plan, cohort.client_lr)
 
     uploads, faults = trained.up, dict[str, list[int]]()
     if policies.faults is not None:

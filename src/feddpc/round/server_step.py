@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from feddpc.methods.base import Cohort, Method, State, Step
+from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.policies import Policies
 
 
@@ -37,8 +38,33 @@ def server_step(
 ) -> StepOutcome:
     """Screen the uploads of a cohort, all of them finite, apply the robust rule or privacy, and make the step.
 
-    If fewer than ``minimum`` uploads are within the bound on norms, none of them counts.
+    If fewer than ``minimum`` uploads are within the bound on norms, none of them counts. A server optimizer comes
+    last: what the method remembers of its own direction stays.
     """
+    outcome = _method_step(method, w, server, uploads, cohort, policies, watched, minimum)
+    if outcome.step is None or policies.optimizer is None:
+        return outcome
+    return outcome._replace(step=optimized(outcome.step, policies.optimizer, server, outcome.cohort))
+
+
+def optimized(step: Step, optimizer: ServerOptimizer, server: State, cohort: Cohort) -> Step:
+    """Return the step that ``optimizer`` makes of ``step``; its state is in ``server`` under names of its own."""
+    before = {key.removeprefix(SERVER_STATE): value for key, value in server_state(server).items()}
+    step, after = step.optimized(optimizer, before, cohort)
+    return replace(step, server=step.server | {SERVER_STATE + key: value for key, value in after.items()})
+
+
+def _method_step(
+    method: Method,
+    w: Tensor,
+    server: State,
+    uploads: State,
+    cohort: Cohort,
+    policies: Policies,
+    watched: State,
+    minimum: int,
+) -> StepOutcome:
+    """Make the method's own step."""
     kept = torch.ones(len(cohort.clients), dtype=torch.bool, device=w.device)
     if not len(kept):
         # Under privacy an empty round still adds noise, so that it cannot be recognized.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.methods.base import Method, State
+from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.round.client_table import ClientTable
 from feddpc.round.placement import ON_DEVICE, Placement
 from feddpc.round.server_step import StepOutcome
@@ -73,11 +74,19 @@ class RunState:
     best: Tensor | None = None  #: the model of the best round so far, where the run keeps that one
 
     @classmethod
-    def begin(cls, method: Method, w: Tensor, population: int, placement: Placement = ON_DEVICE) -> RunState:
+    def begin(
+        cls,
+        method: Method,
+        w: Tensor,
+        population: int,
+        placement: Placement = ON_DEVICE,
+        optimizer: ServerOptimizer | None = None,
+    ) -> RunState:
         """Return the state before round 1; ``w`` itself is left as it is."""
+        first = {} if optimizer is None else optimizer.initial(w)
         return cls(
             w=w.clone(),
-            server=method.init_server(w, population),
+            server=method.init_server(w, population) | {SERVER_STATE + key: value for key, value in first.items()},
             slots=ClientTable(
                 lambda: method.init_slot(w),
                 f"{method.name}: the server's memory of a client",
@@ -94,7 +103,7 @@ class RunState:
         """Move the model by what came of the uploads of clients ``ids``; return the method's notes."""
         step = outcome.step
         if step is None:
-            self.server = method.on_empty_round(self.server)
+            self.server = method.on_empty_round(self.server) | server_state(self.server)
             return {}
         step.apply_(self.w)
         self.server = step.server

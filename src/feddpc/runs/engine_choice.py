@@ -25,7 +25,7 @@ from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError, FeddpcError, unknown
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
-from feddpc.policies import Policies
+from feddpc.policies import Policies, client_optimizer, server_optimizer
 from feddpc.robust.defense import Defense
 from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
@@ -143,7 +143,7 @@ def _timed(engine: Engine, experiment: Experiment, method: Method) -> float:
     trial = experiment if cuda else dataclasses.replace(experiment, evaluates=False, validate=None)
     population = len(experiment.population)
     placement = Placement(resolve(experiment.config.client_memory, method, experiment.w0, population))
-    progress = RunState.begin(method, experiment.w0, population, placement)
+    progress = RunState.begin(method, experiment.w0, population, placement, experiment.policies.optimizer)
     run_round(trial, method, engine, progress)
     began = time.perf_counter()
     for _ in range(3 if cuda else 1):
@@ -215,7 +215,7 @@ def _compare(engine: Engine, experiment: Experiment, method: Method) -> str | No
 def _two_rounds(engine: Engine, experiment: Experiment, method: Method, precision: str) -> list[tuple[str, Tensor]]:
     """Run two rounds of a small copy of the experiment; return what they led to, by name."""
     small = _small(experiment, method, precision)
-    progress = RunState.begin(method, small.w0, len(small.population))
+    progress = RunState.begin(method, small.w0, len(small.population), optimizer=small.policies.optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will repeat them
         records = [run_round(small, method, engine, progress) for _ in range(2)]
@@ -276,10 +276,11 @@ def _key(engine: Engine, experiment: Experiment, method: Method) -> object:
     shapes = tuple((name, tuple(p.shape), p.requires_grad) for name, p in task.module.named_parameters())
     samples = (tuple(task.x.shape[1:]), str(task.x.dtype), task.classes)
     about = (config.precision, str(experiment.w0.device), config.weighting, config.batch_size)
+    rules = (repr(client_optimizer(config)), repr(server_optimizer(config)), experiment.population.rates_change)
     policies = bool(config.faults or config.screen or config.privacy or config.rule != "mean")
     learned = (type(task), _source(type(task)), task.sample_loss, _source(task.sample_loss))
     code = (type(method), _source(type(method)), repr(method.hyper()), parts, learned)
-    return (engine.name, config.compile, code, shapes, samples, about, policies, len(experiment.population))
+    return (engine.name, config.compile, code, shapes, samples, about, rules, policies, len(experiment.population))
 
 
 def _code(part: nn.Module) -> tuple[Any, ...]:

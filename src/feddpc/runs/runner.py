@@ -145,6 +145,7 @@ def execute(
         method, config = make_method(experiment.config)
     else:
         config = dataclasses.replace(experiment.config, method=method.name, hyper=method.hyper())
+    experiment.local(method)  # refuses a client optimizer that the method cannot have
     policies = experiment.policies
     if policies.privacy is not None:
         check(method)
@@ -166,7 +167,8 @@ def execute(
     compiles = getattr(machine, "compile", False)
     config = dataclasses.replace(config, engine=machine.name, compile=compiles, client_memory=kind)
     placement = Placement(kind, out / "checkpoint" if out is not None else None)
-    progress = RunState.begin(method, experiment.w0, len(experiment.population), placement)
+    population, optimizer = len(experiment.population), policies.optimizer
+    progress = RunState.begin(method, experiment.w0, population, placement, optimizer)
     folder: RunFolder | None = None
     records: list[dict[str, Any]] = []
     ended: tuple[str, str | None] | None = None

@@ -156,7 +156,7 @@ def _end(group: Sequence[RunResult], seeds: int) -> str:
 def _split(values: dict[str, Any], tuned: set[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings into those of the problem and those that are tuned."""
     if tuned is None:
-        tuned = {key for key in values if key in tuned_keys() or key.startswith("hyper.")}
+        tuned = {key for key in values if key.partition(".")[0] in (*tuned_keys(), "hyper")}
     own = {k: v for k, v in values.items() if k in tuned}
     return {k: v for k, v in values.items() if k not in own}, own
 

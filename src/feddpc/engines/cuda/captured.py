@@ -116,7 +116,8 @@ class Cuda(Engine):
         """Replay a round; None if it cannot be captured, or was void."""
         config = experiment.config
         judges = experiment.evaluates, experiment.validate
-        about = (experiment.task, method, config.lr, config.server_lr, judges)
+        rules = experiment.local(method), experiment.policies.optimizer, experiment.population.rates_change
+        about = (experiment.task, method, *rules, config.lr, config.server_lr, judges)
         if about != self._about:
             self._forget(self._sessions)
             self._about = about

@@ -18,6 +18,7 @@ from feddpc.engines.cuda.compiling import Compiled
 from feddpc.engines.cuda.training import Lanes, Stack, Training
 from feddpc.methods.base import ClientContext, Cohort, Method, State
 from feddpc.population import placed
+from feddpc.round.server_step import optimized
 from feddpc.round.state import numbers
 from feddpc.tasks.base import Rows
 
@@ -63,7 +64,8 @@ class Session:
         w = progress.w
         self.device, m = w.device, len(cohort.clients)
         self.w, self.server = w.clone(), {k: v.clone() for k, v in progress.server.items()}
-        self.decays = experiment.config.lr_decay != 1
+        self.local = experiment.local(method)
+        self.changing = experiment.population.rates_change
         self.inputs = self._buffers(cohort, progress, probed)
         self.kit = experiment.kit
         self.down: State = {}
@@ -145,7 +147,7 @@ class Session:
 
     def rate(self, i: int) -> Any:
         """The rate as a number where it is constant, else as a tensor that the graph reads."""
-        if self.decays:
+        if self.changing:
             return self.inputs.rates[i]
         return self.experiment.population.rates(1)[i]
 
@@ -166,6 +168,7 @@ class Session:
             server_lr=self.rate(1),
             slots=i.slots,
             sizes=self.experiment.population.sizes_on(self.device),
+            momentum=self.experiment.population.momentum,
         )
 
     def _test(self, task: Any) -> Callable[[Tensor], Tensor] | None:
@@ -186,7 +189,7 @@ class Session:
         i = self.inputs
 
         def start(own: State, steps: Tensor) -> Tensor:
-            return self.method.start(ClientContext(self.w, self.down | self.kit, own, self.rate(0), steps))
+            return self.local.start(ClientContext(self.w, self.down | self.kit, own, self.rate(0), steps))
 
         i.steps.copy_(i.counts)
         y = vmap(start)(i.own, i.steps)
@@ -198,12 +201,14 @@ class Session:
         i, lr = self.inputs, self.rate(0)
 
         def finish(y: Tensor, own: State, steps: Tensor) -> tuple[State, State]:
-            return self.method.finish(y, ClientContext(self.w, self.down | self.kit, own, lr, steps))
+            return self.local.finish(y, ClientContext(self.w, self.down | self.kit, own, lr, steps))
 
         up, new_own = vmap(finish)(self.y, i.own, i.steps)
         losses = self.total / i.steps.clamp(min=1)
         good = torch.stack([t.isfinite().all() for t in (*up.values(), *new_own.values(), losses)]).all()
         step = self.method.aggregate(self.w, self.server, up, self._cohort())
+        if (optimizer := self.experiment.policies.optimizer) is not None:
+            step = optimized(step, optimizer, self.server, self._cohort())
         w = step.apply_(self.w.clone())
         good = good & w.isfinite().all()
         self.w.copy_(torch.where(good, w, self.w))
@@ -243,7 +248,7 @@ class Session:
         here = ClientContext(
             self.w, self.down | self.kit, {k: v[0] for k, v in i.own.items()}, self.rate(0), i.steps[0]
         )
-        self.method.step(self.task, self.y[0], self.task.fetch(Rows(*rows)), here)
+        self.local.step(self.task, self.y[0], self.task.fetch(Rows(*rows)), here)
         self.gradients, self.passes = tally.gradients - was.gradients, tally.passes - was.passes
 
     def _read(self) -> list[float]:

@@ -36,7 +36,7 @@ class Training(ABC):
         What is compiled reads the method's numbers, and so serves all their values, unless it asks what they are. A
         method of somebody else is compiled as it is: nobody knows what it makes of its numbers, and when.
         """
-        method, task = self.session.method, self.session.task
+        method, task = self.session.local, self.session.task
         if not self.compiles:
             return partial(step, method)
         if (common := step_of(method)) is None:
@@ -212,7 +212,7 @@ def step_of(method: Method) -> tuple[object, dict[str, float]] | None:
     >>> step_of(methods.create("fedprox", mu=0.5))
     ((<class 'feddpc.methods.fedprox.FedProx'>, '{}'), {'mu': 0.5})
     """
-    if not any(overrides(method, hook) for hook in ("step", "objective", "correct")):
+    if not any(overrides(method, hook) for hook in ("step", "local_direction", "objective", "correct")):
         return Method, {}
     if not type(method).__module__.startswith("feddpc.methods."):
         return None
