@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -101,8 +100,6 @@ def strategy(
                 f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether "
                 "all the others count, and the budget is counted for one: leave it out"
             )
-    if settings.server_lr is None:
-        settings = dataclasses.replace(settings, server_lr=settings.lr)
     settings = resolve_policies(settings)
     tested = None
     if test is not None:
