@@ -47,7 +47,7 @@ from feddpc.runs.tracking import Track, Tracking
 OnRound = Callable[[dict[str, Any]], None]
 
 #: Config tables that a resumed run must not silently drop.
-ABSENT = ("privacy", "screen", "faults")
+ABSENT = ("privacy", "screen", "faults", "client_optimizer_options")
 #: Seconds between checkpoints, unless asked otherwise.
 CHECKPOINT_SECONDS = 5.0
 
