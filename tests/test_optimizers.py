@@ -197,6 +197,8 @@ def test_a_resumed_run_with_server_adam_is_bit_identical(tmp_path):
     assert whole.config.client_optimizer_options == {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
     with pytest.raises(RunFolderError, match="server_optimizer"):
         feddpc.simulate(rounds=5, out=tmp_path / "halves", resume=True, **{**how, "server_optimizer": "yogi"})
+    with pytest.raises(RunFolderError, match="client_optimizer"):
+        feddpc.simulate(rounds=5, out=tmp_path / "halves", resume=True, **{**how, "client_optimizer": "sgd"})
     other = {**how, "client_optimizer": {"name": "sgd", "momentum": 0.8}}
     with pytest.raises(RunFolderError, match="momentum"):
         feddpc.simulate(rounds=5, out=tmp_path / "halves", resume=True, **other)

@@ -262,6 +262,20 @@ def test_every_value_has_its_own_numbers(name, key, values, engine, programs):
 
 
 @pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
+def test_every_optimizer_has_its_own_steps(engine, programs):
+    """On one task, with a hyper-parameter that a compiled step reads."""
+    setting = small_setting(lr_schedule="cosine", server_optimizer="adam")
+    given = ({}, {"client_optimizer": "adamw"}, {"client_optimizer_options": {"momentum": 0.9}}, {"clip_norm": 0.5})
+    for how in given:
+        changed = dataclasses.replace(setting, config=dataclasses.replace(setting.config, **how))
+        for mu in (0.1, 2.0):
+            method = methods.create("fedprox", mu=mu)
+            loop, _ = run_rounds(clone_for_thread(changed), method, Loop(), 2)
+            made, _ = run_rounds(clone_for_thread(changed), method, engine(anywhere=True), 2)
+            torch.testing.assert_close(made.w, loop.w, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
 def test_other_samples_are_traced_anew(engine, programs):
     """Where a task is changed after a run, or a copy of it."""
     method, setting = methods.create("fedavg"), small_setting(validation=0.2, seed=3)

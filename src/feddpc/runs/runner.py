@@ -49,7 +49,7 @@ from feddpc.tasks.metrics import Metric
 OnRound = Callable[[dict[str, Any]], None]
 
 #: Config tables that a resumed run must not silently drop.
-ABSENT = ("privacy", "screen", "faults")
+ABSENT = ("privacy", "screen", "faults", "client_optimizer_options")
 #: How runs end that have nothing left to compute.
 ENDED = ("finished", "diverged")
 #: Seconds between checkpoints, unless asked otherwise.
