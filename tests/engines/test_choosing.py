@@ -1,7 +1,7 @@
 """Which engine runs an experiment: a rule, not a clock; and code of the user's own is compared with the loop first."""
 
-import dataclasses
 import contextlib
+import dataclasses
 import json
 import time
 import warnings
