@@ -1,5 +1,6 @@
 """Which engine runs an experiment: a rule, not a clock; and code of the user's own is compared with the loop first."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -122,13 +123,25 @@ def test_a_loss_that_leaves_padding_out_is_stacked_without_a_word():
     assert result.test_loss == pytest.approx(reference.test_loss, abs=1e-5)
 
 
-@pytest.mark.parametrize("module", [LooksAtValues, WritesIntoZeros, Packed, MixesSamples])
+@pytest.mark.parametrize("module", [LooksAtValues, WritesIntoZeros, MixesSamples])
 def test_models_that_cannot_be_stacked_are_trained_in_the_loop(module):
     torch.manual_seed(0)
     net = module()
     with pytest.warns(UserWarning, match="'loop'"):
         result = simulate(model=net)
     assert np.array_equal(result.test_loss, simulate(model=net, engine="loop").test_loss)
+    with pytest.raises(BadInputError, match="engine 'stacked'"):
+        simulate(model=net, engine="stacked")
+
+
+def test_recurrent_layers_are_not_stacked():
+    torch.manual_seed(0)
+    net = Packed()
+    silent = contextlib.nullcontext() if DEVICE == "cpu" else pytest.warns(UserWarning, match="'loop'")
+    with silent:
+        result = simulate(model=net)
+    assert result.config.engine == ("threads" if DEVICE == "cpu" else "loop")
+    assert result.test_loss == pytest.approx(simulate(model=net, engine="loop").test_loss, abs=1e-5)
     with pytest.raises(BadInputError, match="engine 'stacked'"):
         simulate(model=net, engine="stacked")
 

@@ -38,8 +38,8 @@ def decode(spec: Spec, path: Path) -> Dataset:
         )
     if len(characters) != spec.classes:
         raise DataError(
-            f"{path} has {len(characters)} different characters, but the real text has {spec.classes}: it is part of "
-            f"it or another text; get {_FILE} again"
+            f"{path} has {len(characters)} different characters, but the real text has {spec.classes}: it is "
+            f"incomplete or another text; get {_FILE} again"
         )
     code = {character: number for number, character in enumerate(characters)}
     parts: dict[str, list[Array]] = {"x_train": [], "y_train": [], "x_test": [], "y_test": []}
