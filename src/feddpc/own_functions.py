@@ -21,8 +21,9 @@ def describe(fn: Callable[..., Any]) -> str:
     """Return the qualified name of ``fn`` and, unless it belongs to a library, a digest of what it computes.
 
     The digest is one of the source code, together with the plain values that defaults, a closure, a
-    ``functools.partial`` or a callable object hold. Where there is no source code (``python -c``, ``exec``), it is one of the compiled code,
-    which another version of Python compiles in another way. What a function calls is not part of it.
+    ``functools.partial`` or a callable object hold. Where there is no source code (``python -c``, ``exec``), it is one
+    of the compiled code, which another version of Python compiles in another way. What a function calls is not part of
+    it.
 
     >>> import math, torch.nn.functional as F
     >>> describe(math.sqrt), describe(F.relu)
