@@ -165,6 +165,16 @@ def test_plot_report_and_table(tmp_path):
     assert comparison.report(tmp_path) == tmp_path / "report.html"
 
 
+def test_a_comparison_of_nothing_can_be_shown():
+    empty = feddpc.Comparison({}, 4, None)
+    assert "0 of 4 runs" in repr(empty)
+    assert "method" in empty.table()
+    assert "<table>" in empty._repr_html_()
+    assert len(empty.frame()) == 0
+    with pytest.raises(BadInputError, match="no runs"):
+        empty.plot()
+
+
 def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     feddpc.compare(["fedavg", "feddpc"], [0], **own()).table()

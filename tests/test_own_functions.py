@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def test_own_functions_are_told_apart_by_their_source(tmp_path):
     assert describe(one).split()[0] == "mine.loss"
     moved = load(tmp_path, "import math\n\n\n" + first).loss
     assert describe(moved) == describe(one)
+
+
+def test_a_module_of_the_users_may_have_the_name_of_a_standard_one(tmp_path, monkeypatch):
+    one = load(tmp_path, "def f(x):\n    return x\n", name="test")
+    monkeypatch.setitem(sys.modules, "test", one)
+    assert len(describe(one.f).split()) == 2
+
+
+def test_defaults_count(tmp_path):
+    text = "import os\nT = {}\n\n\ndef f(x, t=T, *, u=T):\n    return x\n"
+    one, other = (load(tmp_path, text.format(value)).f for value in (1.0, 2.0))
+    assert describe(one) != describe(other)
 
 
 def test_lambdas(tmp_path):

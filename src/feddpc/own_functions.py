@@ -6,8 +6,10 @@ import functools
 import hashlib
 import inspect
 import sys
+import sysconfig
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 #: Packages whose functions are known by their names; which version it was, a run folder notes elsewhere.
@@ -18,9 +20,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 def describe(fn: Callable[..., Any]) -> str:
     """Return the qualified name of ``fn`` and, unless it belongs to a library, a digest of what it computes.
 
-    The digest is one of the source code, together with the plain values that a closure, a ``functools.partial`` or a
-    callable object holds. Where there is no source code (``python -c``, ``exec``), it is one of the compiled code,
-    which another version of Python compiles in another way. What a function calls is not part of it.
+    The digest is one of the source code, together with the plain values that defaults, a closure, a
+    ``functools.partial`` or a callable object hold. Where there is no source code (``python -c``, ``exec``), it is one
+    of the compiled code, which another version of Python compiles in another way. What a function calls is not part of
+    it.
 
     >>> import math, torch.nn.functional as F
     >>> describe(math.sqrt), describe(F.relu)
@@ -58,7 +61,8 @@ def _parts(fn: Any) -> list[str]:
         cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
         held = [(name, cell.cell_contents) for name, cell in cells if _filled(cell)]
         nested = [part for _, value in held if isinstance(value, types.FunctionType) for part in _parts(value)]
-        return [] if _of_library(fn) else [*_source(fn), *nested, *_values(held)]
+        defaults = [*enumerate(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).items()]
+        return [] if _of_library(fn) else [*_source(fn), *nested, *_values(held), *_values(defaults)]
     if inspect.isroutine(fn):  # a function of an extension
         return []
     cls = fn if isinstance(fn, type) else type(fn)
@@ -109,5 +113,10 @@ def _filled(cell: types.CellType) -> bool:
 
 
 def _of_library(thing: Any) -> bool:
-    root = str(getattr(thing, "__module__", None) or "builtins").partition(".")[0]
-    return root in LIBRARIES or (root in sys.stdlib_module_names and root != "__main__")
+    name = str(getattr(thing, "__module__", None) or "builtins")
+    root = name.partition(".")[0]
+    if root in LIBRARIES:
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)  # a file of the user's may be called test.py
+    inside = file is None or Path(file).is_relative_to(sysconfig.get_path("stdlib"))
+    return root in sys.stdlib_module_names and root != "__main__" and inside

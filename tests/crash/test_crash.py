@@ -142,6 +142,13 @@ def test_a_run_at_some_calls_and_moments(crashes):
     assert len(world.points) >= 20
 
 
+def test_a_run_that_keeps_its_best_model_at_some_calls(crashes):
+    world = crashes("best of fedavg on device")
+    for seed, end in enumerate((*KILLS, *CUTS)):
+        world.at(*few(world.calls, 1, seed), end)
+    at_moments(world, 2)
+
+
 def test_a_sweep_at_some_calls(crashes):
     world = crashes("sweep")
     for seed, end in enumerate(("kill in the middle", "power cut with names", "EROFS")):

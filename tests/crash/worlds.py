@@ -43,9 +43,9 @@ class World(ABC):
 class Run(World):
     """One run of three rounds with a checkpoint in each."""
 
-    def __init__(self, method: str, memory: str) -> None:
+    def __init__(self, method: str, memory: str, keep: str = "last") -> None:
         self.method, self.memory = methods.create(method), memory
-        self.setting = setting_for(self.method, rounds=3, engine="loop", client_memory=memory)
+        self.setting = setting_for(self.method, rounds=3, engine="loop", client_memory=memory, keep=keep)
 
     def go(self, folder: Path) -> None:
         execute(self.setting, method=self.method, out=folder, resume=True, checkpoint_seconds=0)
@@ -65,6 +65,7 @@ class Run(World):
         assert saved is not None
         checkpoint.restore(saved, progress)
         found = {"w": progress.w, **{f"server {k}": v for k, v in progress.server.items()}}
+        found |= {} if progress.best is None else {"best": progress.best}
         for kind, memory in (("slots", progress.slots), ("clients", progress.clients)):
             ids, _ = memory.export()
             found |= {f"{kind} of {sorted(ids.tolist())}": torch.zeros(0)}
@@ -156,5 +157,5 @@ def make(name: str) -> World:
         return Sweep()
     if name.startswith("federation of "):
         return Federation(name.removeprefix("federation of "))
-    method, memory = name.split(" on ")
-    return Run(method, memory)
+    method, memory = name.removeprefix("best of ").split(" on ")
+    return Run(method, memory, "best" if name.startswith("best of ") else "last")
