@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from feddpc.bench import machine
 from feddpc.config import Config
@@ -34,7 +35,7 @@ SECOND: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "feddpc": ({"hyper": {"lam": 0.0}}, {"hyper": {"lam": 1.0}}),
 }
 COMMON: dict[str, Any] = {
-    "data": "shakespeare", "model": "lstm", "cohort": 10, "batch_size": 16, "precision": "float32",
+    "data": "shakespeare", "model": "lstm", "cohort": 10, "batch_size": 32, "precision": "float32",
 }  # fmt: skip
 
 
@@ -74,9 +75,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", default=",".join(SECOND))
+    parser.add_argument("--data", default=COMMON["data"], help="another data set, to try the script")
+    parser.add_argument("--model", default=COMMON["model"])
     parser.add_argument("--plan", action="store_true", help="print the runs and end")
     parser.add_argument("--json", type=Path, help="where the summary goes")
     given = parser.parse_args()
+    COMMON.update(data=given.data, model=given.model)
     wanted = given.methods.split(",")
     tried = {method: specs for method, specs in grid(given.grid_rounds).items() if method in wanted}
     if given.plan:
@@ -104,26 +108,28 @@ def main() -> None:
         if best is not None:
             base = best.spec.config.asdict() | {"rounds": given.rounds, "validation": 0.0}
             finals[method] = [RunSpec(Config.read(base | {"seed": s}), method) for s in range(given.seeds)]
-    last = [spec for specs in finals.values() for spec in specs]
-    made = {spec.key: result for spec, result in zip(last, run_study(last, given.out), strict=True)}
-    for method, specs in finals.items():
-        own = [made[spec.key] for spec in specs]
-        finish = [r.final for r in own if r.final is not None]
-        curves = [[record.get("test_accuracy") for record in r.records()] for r in own]
-        found[method] |= {
-            "status": [r.status for r in own],
-            "final": finish,
-            "mean": statistics.mean(finish) if finish else None,
-            "deviation": statistics.stdev(finish) if len(finish) > 1 else None,
-            "curves": [[v for v in curve if v is not None] for curve in curves],
-        }
-        print(f"{method:10s} {found[method]['chosen']:45s} {[round(100 * v, 2) for v in finish]}")
-    summary = {
-        "machine": machine.describe("auto"),
-        "methods": found,
+    write(given, found)
+    for seed in range(given.seeds):
+        present = {method: specs[seed] for method, specs in finals.items()}
+        for method, result in zip(present, run_study(list(present.values()), given.out), strict=True):
+            curve = [record.get("test_accuracy") for record in result.records()]
+            entry = {"seed": seed, "status": result.status, "final": result.final, "best": result.best}
+            found[method].setdefault("runs", []).append(entry | {"curve": [v for v in curve if v is not None]})
+        write(given, found)
+    for method in finals:
+        ends = [run["final"] for run in found[method]["runs"] if run["final"] is not None]
+        print(f"{method:10s} {found[method]['chosen']:45s} {[round(100 * v, 2) for v in ends]}")
+
+
+def write(given: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write what is known so far."""
+    about = {
+        "machine": machine.describe("cuda" if torch.cuda.is_available() else "cpu"),
+        "grid rounds": given.grid_rounds,
         "rounds": given.rounds,
     }
-    (given.json or given.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    path = given.json or given.out / "summary.json"
+    path.write_text(json.dumps({**about, "common": COMMON, "methods": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
