@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,32 +12,16 @@ import pytest
 from feddpc.runs.runner import Stop
 from feddpc.study import Processes, run_study, workers
 from feddpc.study.workers import Batch, run_batch
-from sweeping import numbers, records, specs
-
-HERE = Path(__file__).parents[1]
-CODE = """
-import sys
-from pathlib import Path
-import torch
-sys.path.insert(0, sys.argv[1])
-from sweeping import specs
-from feddpc.study import InProcess, Processes, run_study
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    count = int(sys.argv[3])
-    workers = Processes(count) if count else InProcess()
-    run_study(specs(rounds=30), Path(sys.argv[2]), workers=workers, checkpoint_seconds=0.01)
-"""
+from forked import Forked
+from sweeping import numbers, records, specs, thirty_rounds
 
 
 @pytest.fixture
 def script(tmp_path):
-    (tmp_path / "sweep.py").write_text(CODE)
     started = []
 
     def start(folder, processes=0):
-        command = [sys.executable, str(tmp_path / "sweep.py"), str(HERE), str(folder), str(processes)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        started.append(Forked(thirty_rounds, str(folder), processes, cwd=tmp_path))
         return started[-1]
 
     yield start
@@ -195,7 +177,7 @@ def test_control_c_does_not_reach_the_processes(tmp_path):
             for pid in sent:
                 os.kill(pid, signal.SIGINT)
 
-    outcomes = run_study(specs(rounds=400)[:1], tmp_path, workers=Processes(1), on_progress=interrupt)
+    outcomes = run_study(specs(rounds=200)[:1], tmp_path, workers=Processes(1), on_progress=interrupt)
     assert len(sent) == 1
     assert [o.status for o in outcomes] == ["done"]
     assert not (tmp_path / "failed").exists()
