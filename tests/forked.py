@@ -1,7 +1,7 @@
 """Commands in processes of their own that do not import torch anew: each is forked from one that has imported it.
 
-A child is a process like any other: it has its own output, exit code and memory, and can be interrupted and killed. What
-it does not show is how ``python -m feddpc`` starts; a few tests start that too.
+A child is a process like any other: it has its own output, exit code and memory, and can be interrupted and killed.
+What it does not show is how ``python -m feddpc`` starts; a few tests start that too.
 """
 
 import multiprocessing
@@ -15,8 +15,10 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["feddpc.cli.train", "feddpc.cli.explain", "feddpc.build", "feddpc.study", "feddpc.report.page"]
-    + ["feddpc.report.figures", "feddpc.report.partition_picture", "matplotlib.pyplot", "plotly.graph_objects"]
+    [
+        *("feddpc.build", "feddpc.cli.explain", "feddpc.cli.train", "feddpc.study", "matplotlib.pyplot"),
+        *("feddpc.report.figures", "feddpc.report.page", "feddpc.report.partition_picture", "plotly.graph_objects"),
+    ]
 )
 
 
@@ -26,7 +28,6 @@ def _child(function, args, cwd, env, out, err):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, stream)
         os.close(file)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -39,6 +40,16 @@ def command_line(*args):
     from feddpc.cli import main
 
     main()
+
+
+def command_line_without(modules, *args):
+    """Do the same where these modules cannot be imported, nor what has imported them."""
+    sys.modules.pop("feddpc.report.partition_picture")
+    del sys.modules["feddpc.report"].partition_picture
+    for name in [*sys.modules, *modules]:
+        if name.partition(".")[0] in modules:
+            sys.modules[name] = None
+    command_line(*args)
 
 
 class Forked:

@@ -121,7 +121,9 @@ def test_runs_share_what_is_compiled(engine, programs):
 
     def run(name, lr, seed=3, **hyper):
         method = methods.create(name, **hyper)
-        compare_with_loop(method, engine(anywhere=True), {"lr": lr, "validation": 0.2, "seed": seed, "cohort": 1}, rounds=2)
+        compare_with_loop(
+            method, engine(anywhere=True), {"lr": lr, "validation": 0.2, "seed": seed, "cohort": 1}, rounds=2
+        )
         return len(programs)
 
     first = run("fedavg", 0.05)

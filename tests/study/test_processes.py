@@ -30,6 +30,13 @@ def script(tmp_path):
         process.communicate()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What comes of the sweep when nobody disturbs it: its numbers and its records."""
+    folder = tmp_path_factory.mktemp("whole")
+    return numbers(run_study(specs(rounds=30), folder)), records(folder)
+
+
 def wait_for_rounds(folder, count, process):
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
@@ -39,10 +46,9 @@ def wait_for_rounds(folder, count, process):
     raise AssertionError(f"there were never {count} rounds: {process.communicate()}")
 
 
-def test_killed_at_random_moments_and_continued(tmp_path, script):
+def test_killed_at_random_moments_and_continued(tmp_path, script, whole):
     """Byte for byte the records of an uninterrupted sweep, but for the seconds."""
     wanted = specs(rounds=30)
-    whole = run_study(wanted, tmp_path / "whole")
     chance = random.Random(5)
     for low in (0, 60):
         process = script(tmp_path / "cut")
@@ -51,26 +57,24 @@ def test_killed_at_random_moments_and_continued(tmp_path, script):
         process.send_signal(signal.SIGKILL)
         process.communicate()
     cut = run_study(wanted, tmp_path / "cut")
-    assert numbers(cut) == numbers(whole)
-    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    assert numbers(cut) == whole[0]
+    assert records(tmp_path / "cut") == whole[1]
     assert not (tmp_path / "cut" / "damaged").exists()  # what was cut off could be continued
 
 
-def test_two_sweeps_at_a_time_share_one_folder(tmp_path, script):
+def test_two_sweeps_at_a_time_share_one_folder(tmp_path, script, whole):
     wanted = specs(rounds=30)
-    whole = run_study(wanted, tmp_path / "whole")
     both = [script(tmp_path / "both") for _ in range(2)]
     for process in both:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-    assert numbers(run_study(wanted, tmp_path / "both")) == numbers(whole)
-    assert records(tmp_path / "both") == records(tmp_path / "whole")
+    assert numbers(run_study(wanted, tmp_path / "both")) == whole[0]
+    assert records(tmp_path / "both") == whole[1]
     assert not (tmp_path / "both" / "damaged").exists()
 
 
-def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path):
+def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path, whole):
     wanted = specs(rounds=30)
-    whole = run_study(wanted, tmp_path / "whole")
     victims = []
 
     def kill_one(progress):
@@ -83,8 +87,8 @@ def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path)
         wanted, tmp_path / "apart", workers=Processes(2), on_progress=kill_one, checkpoint_seconds=0.01
     )
     assert len(victims) == 2
-    assert numbers(outcomes) == numbers(whole)
-    assert records(tmp_path / "apart") == records(tmp_path / "whole")
+    assert numbers(outcomes) == whole[0]
+    assert records(tmp_path / "apart") == whole[1]
     assert not [p for p in _children() if is_alive(p)]
 
 
