@@ -30,7 +30,7 @@ federation: $(VENV)/installed-flower  ## train in a real federation of four node
 	@$(BIN)/feddpc federate demo --nodes 4 --tls
 
 test: $(VENV)/installed-dev  ## run the test suite
-	@$(BIN)/python -m pytest -q -n auto
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 processes: $(VENV)/installed-dev  ## test federations of real processes, in Flower's simulation and deployment
 	@$(BIN)/python -m pytest -q -m 'processes and not slow'

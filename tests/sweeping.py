@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
+import torch
+
 from feddpc.config import Config
-from feddpc.study import RunResult, RunSpec
+from feddpc.study import InProcess, Processes, RunResult, RunSpec, run_study
 
 SMALL = {
     "model": "mlp",
@@ -30,6 +32,13 @@ def specs(methods=("fedavg", "feddpc"), rates=(0.3, 0.1), seeds=(0,), **values) 
         for lr in rates
         for s in seeds
     ]
+
+
+def thirty_rounds(folder: str, processes: int) -> None:
+    """Run the sweep of 30 rounds that tests kill, in this process or in so many others."""
+    torch.set_num_threads(1)
+    workers = Processes(processes) if processes else InProcess()
+    run_study(specs(rounds=30), Path(folder), workers=workers, checkpoint_seconds=0.01)
 
 
 def numbers(outcomes: list[RunResult]) -> list[tuple]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from feddpc.cli import main
 from feddpc.runs.record import read_records
 
@@ -18,28 +19,21 @@ QUICK = ["--clients", "20", "--cohort", "4", "--engine", "loop", "--model", "mlp
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
-def feddpc(*args, cwd, check=True, timeout=120):
-    done = subprocess.run(
-        [sys.executable, "-m", "feddpc", *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=ENV,
-        timeout=timeout,
-    )
+def feddpc(*args, cwd, check=True, anew=False):
+    """Run the command in a process of its own, forked from one that has imported torch, or started ``anew``."""
+    args = [str(arg) for arg in args]
+    if anew:
+        command = [sys.executable, "-m", "feddpc", *args]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENV, timeout=120)
+    else:
+        done = forked.run(forked.command_line, *args, cwd=cwd, env=ENV)
     assert not check or done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
 
 def start(*args, cwd):
-    return subprocess.Popen(
-        [sys.executable, "-m", "feddpc", *map(str, args)],
-        cwd=cwd,
-        env=ENV,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    return forked.Forked(forked.command_line, *map(str, args), cwd=cwd, env=ENV)
 
 
 def wait_for_rounds(path: Path, count: int, process) -> None:
@@ -115,8 +109,8 @@ def test_control_c_ends_after_the_round_with_a_checkpoint(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert b"Traceback" not in err
-    assert b"interrupted, stopped after round" in out
+    assert "Traceback" not in err
+    assert "interrupted, stopped after round" in out
     done = len(read_records(tmp_path / "r" / "rounds.jsonl"))
     note = json.loads((tmp_path / "r" / "checkpoint" / "checkpoint.json").read_text())
     assert note["round"] == done
@@ -180,7 +174,7 @@ def test_json_is_all_that_standard_output_holds(tmp_path):
 
 
 def test_quiet_is_quiet(tmp_path):
-    done = feddpc("run", "--rounds", "2", "--quiet", *QUICK, cwd=tmp_path)
+    done = feddpc("run", "--rounds", "2", "--quiet", *QUICK, cwd=tmp_path, anew=True)
     assert (done.stdout, done.stderr) == ("", "")
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
@@ -366,4 +360,4 @@ def test_own_method_from_a_file_and_its_resume(tmp_path):
 def test_version(tmp_path):
     from feddpc import __version__
 
-    assert feddpc("--version", cwd=tmp_path).stdout.strip() == __version__
+    assert feddpc("--version", cwd=tmp_path, anew=True).stdout.strip() == __version__

@@ -2,12 +2,11 @@
 
 import errno
 import json
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
+import forked
 from feddpc.cli import app
 from feddpc.report import figures, page
 from feddpc.runs.record import read_records
@@ -17,8 +16,7 @@ QUICK = ["--clients", "20", "--cohort", "4", "--model", "mlp", "--rounds", "2", 
 
 def without(modules, *args, cwd):
     """Run a command in a process that lacks these modules."""
-    code = f"import sys; sys.modules.update(dict.fromkeys({modules!r})); from feddpc.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, cwd=cwd)
+    return forked.run(forked.command_line_without, modules, *args, cwd=cwd)
 
 
 @pytest.mark.parametrize("modules", [["plotly"], ["matplotlib"], ["plotly", "matplotlib"]])

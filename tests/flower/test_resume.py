@@ -1,5 +1,6 @@
 """A run that was killed goes on from its last round and ends where an uninterrupted one does, bit by bit."""
 
+import functools
 import json
 
 import numpy as np
@@ -43,15 +44,22 @@ class Mortal(Unreliable):
         return replies
 
 
-@pytest.mark.parametrize("name", SOME)
-@pytest.mark.parametrize("nodes", ["stay", "restart"])
-def test_a_killed_server_goes_on_where_it_was(name, nodes, tmp_path):
-    """Round 3 is lost half way: clients had trained and would remember it, the server had not used it."""
+@functools.cache
+def uninterrupted(name):
+    """The strategy of a federation that nobody killed, to be read."""
     method = VARIANTS[name]
     server, client = halves(reserve=method.reserve, dropout=0.2)
     whole = flower.strategy(method, **server)
     train(whole, Mortal(flower.client_app(**client)), ROUNDS)
+    return whole
 
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("nodes", ["stay", "restart"])
+def test_a_killed_server_goes_on_where_it_was(name, nodes, tmp_path):
+    """Round 3 is lost half way: clients had trained and would remember it, the server had not used it."""
+    method, whole = VARIANTS[name], uninterrupted(name)
+    server, client = halves(reserve=method.reserve, dropout=0.2)
     app = flower.client_app(**client, folder=tmp_path / "clients")
     grid = Mortal(app)
     grid.dies = KILLED

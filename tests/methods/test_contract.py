@@ -17,7 +17,7 @@ from feddpc.round.round import run_round
 from feddpc.round.server_step import stacked
 from feddpc.round.state import RunState
 from feddpc.runs.record import line
-from support import VARIANTS, run_rounds, same_memories, setting_for
+from support import VARIANTS, run_by_the_loop, run_rounds, same_memories, setting_for
 
 #: Rounds until a method's model first moves, where that is not the first.
 SLOW_STARTERS = {"fedamd sequential": 2, "mifa wait": 6}
@@ -32,7 +32,7 @@ ALL = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 def test_engines_agree(method, engine, how):
     """float64, 1e-10: partial participation, client sizes from 1 to 30, 2 to 16 local steps, partial last batches."""
     setting = setting_for(method, **how)
-    a, left = run_rounds(setting, method, Loop(), 6)
+    a, left = run_by_the_loop(method, how, 6)
     b, right = run_rounds(setting, method, engine, 6)
     torch.testing.assert_close(b.w, a.w, rtol=0, atol=1e-10)
     assert float((a.w - setting.w0).norm()) > 1e-3

@@ -21,7 +21,7 @@ from feddpc.runs.record import RunFolder
 
 CLIENTS, D = 10, 4
 #: Rounds between two checkpoints.
-EVERY = 500
+EVERY = 250
 
 
 class Measured(Quadratic):
@@ -74,7 +74,7 @@ def drift(name, rounds, folder):
     return progress, seen
 
 
-def check(rounds, folder):
+def check(rounds, folder, growth):
     progress, seen = drift("fedvarp", rounds, folder)
     _, table = progress.slots.export()
     true = table["y"].double().mean(0)
@@ -82,23 +82,23 @@ def check(rounds, folder):
     assert float((progress.server["ybar"] - true).norm()) <= 1e-14 * rounds**0.5 * float(table["y"].double().norm())
     memory, files = zip(*seen, strict=True)
     warm = len(memory) // 5
-    assert max(memory[warm:]) - memory[warm] < 8 << 20
+    assert max(memory[warm:]) - memory[warm] < growth
     assert len(set(files)) == 1
 
 
-def test_five_thousand_rounds(tmp_path):
-    check(5000, tmp_path / "run")
+def test_some_thousand_rounds(tmp_path):
+    check(2500, tmp_path / "run", growth=4 << 20)
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_rounds(tmp_path):
-    check(100_000, tmp_path / "run")
+    check(100_000, tmp_path / "run", growth=8 << 20)
 
 
 @pytest.mark.parametrize(("name", "mean", "row"), [("mifa", "Gbar", "G"), ("scaffold", "c", "c"), ("feddyn", "H", "h")])
 def test_other_running_means_stay_with_their_tables(name, mean, row, tmp_path):
     """MIFA's is of what the server remembers, SCAFFOLD's and FedDyn's of what the clients do: these send float32."""
-    progress, _ = drift(name, 1000, tmp_path / "run")
+    progress, _ = drift(name, 500, tmp_path / "run")
     _, table = (progress.slots if name == "mifa" else progress.clients).export()
     true = table[row].double().mean(0)
     exact = 1e-12 if name == "mifa" else 1e-4

@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,38 +12,29 @@ import pytest
 from feddpc.runs.runner import Stop
 from feddpc.study import Processes, run_study, workers
 from feddpc.study.workers import Batch, run_batch
-from sweeping import numbers, records, specs
-
-HERE = Path(__file__).parents[1]
-CODE = """
-import sys
-from pathlib import Path
-import torch
-sys.path.insert(0, sys.argv[1])
-from sweeping import specs
-from feddpc.study import InProcess, Processes, run_study
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    count = int(sys.argv[3])
-    workers = Processes(count) if count else InProcess()
-    run_study(specs(rounds=30), Path(sys.argv[2]), workers=workers, checkpoint_seconds=0.01)
-"""
+from forked import Forked
+from sweeping import numbers, records, specs, thirty_rounds
 
 
 @pytest.fixture
 def script(tmp_path):
-    (tmp_path / "sweep.py").write_text(CODE)
     started = []
 
     def start(folder, processes=0):
-        command = [sys.executable, str(tmp_path / "sweep.py"), str(HERE), str(folder), str(processes)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        started.append(Forked(thirty_rounds, str(folder), processes, cwd=tmp_path))
         return started[-1]
 
     yield start
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What comes of the sweep when nobody disturbs it: its numbers and its records."""
+    folder = tmp_path_factory.mktemp("whole")
+    return numbers(run_study(specs(rounds=30), folder)), records(folder)
 
 
 def wait_for_rounds(folder, count, process):
@@ -57,10 +46,9 @@ def wait_for_rounds(folder, count, process):
     raise AssertionError(f"there were never {count} rounds: {process.communicate()}")
 
 
-def test_killed_at_random_moments_and_continued(tmp_path, script):
+def test_killed_at_random_moments_and_continued(tmp_path, script, whole):
     """Byte for byte the records of an uninterrupted sweep, but for the seconds."""
     wanted = specs(rounds=30)
-    whole = run_study(wanted, tmp_path / "whole")
     chance = random.Random(5)
     for low in (0, 60):
         process = script(tmp_path / "cut")
@@ -69,26 +57,24 @@ def test_killed_at_random_moments_and_continued(tmp_path, script):
         process.send_signal(signal.SIGKILL)
         process.communicate()
     cut = run_study(wanted, tmp_path / "cut")
-    assert numbers(cut) == numbers(whole)
-    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    assert numbers(cut) == whole[0]
+    assert records(tmp_path / "cut") == whole[1]
     assert not (tmp_path / "cut" / "damaged").exists()  # what was cut off could be continued
 
 
-def test_two_sweeps_at_a_time_share_one_folder(tmp_path, script):
+def test_two_sweeps_at_a_time_share_one_folder(tmp_path, script, whole):
     wanted = specs(rounds=30)
-    whole = run_study(wanted, tmp_path / "whole")
     both = [script(tmp_path / "both") for _ in range(2)]
     for process in both:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-    assert numbers(run_study(wanted, tmp_path / "both")) == numbers(whole)
-    assert records(tmp_path / "both") == records(tmp_path / "whole")
+    assert numbers(run_study(wanted, tmp_path / "both")) == whole[0]
+    assert records(tmp_path / "both") == whole[1]
     assert not (tmp_path / "both" / "damaged").exists()
 
 
-def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path):
+def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path, whole):
     wanted = specs(rounds=30)
-    whole = run_study(wanted, tmp_path / "whole")
     victims = []
 
     def kill_one(progress):
@@ -101,8 +87,8 @@ def test_processes_give_what_one_process_gives_also_when_one_is_killed(tmp_path)
         wanted, tmp_path / "apart", workers=Processes(2), on_progress=kill_one, checkpoint_seconds=0.01
     )
     assert len(victims) == 2
-    assert numbers(outcomes) == numbers(whole)
-    assert records(tmp_path / "apart") == records(tmp_path / "whole")
+    assert numbers(outcomes) == whole[0]
+    assert records(tmp_path / "apart") == whole[1]
     assert not [p for p in _children() if is_alive(p)]
 
 
@@ -195,7 +181,7 @@ def test_control_c_does_not_reach_the_processes(tmp_path):
             for pid in sent:
                 os.kill(pid, signal.SIGINT)
 
-    outcomes = run_study(specs(rounds=400)[:1], tmp_path, workers=Processes(1), on_progress=interrupt)
+    outcomes = run_study(specs(rounds=200)[:1], tmp_path, workers=Processes(1), on_progress=interrupt)
     assert len(sent) == 1
     assert [o.status for o in outcomes] == ["done"]
     assert not (tmp_path / "failed").exists()

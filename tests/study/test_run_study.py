@@ -379,7 +379,7 @@ def test_a_run_that_another_process_finishes_meanwhile_is_kept(tmp_path, whole, 
 
 def test_progress_is_told_while_a_batch_is_out(tmp_path):
     seen = []
-    some = specs(rates=(0.4, 0.3, 0.2, 0.1), methods=("fedavg", "feddpc"), rounds=40)
+    some = specs(rates=(0.4, 0.3, 0.2, 0.1), methods=("fedavg", "feddpc"), rounds=15)
     run_study(some, tmp_path, workers=InProcess(at_once=2), on_progress=lambda p: seen.append((p.ended, p.running)))
     assert seen[-1][0] == 8
     assert max(running for _, running in seen) >= 1
