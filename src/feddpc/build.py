@@ -27,7 +27,7 @@ from feddpc.policies import Policies, client_optimizer, resolve_policies
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.kinds import BY_TARGET, TASKS
-from feddpc.tasks.losses import LOSSES
+from feddpc.tasks.losses import LOSSES, TARGETS
 from feddpc.tasks.measures import FUNCTIONS
 from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
 from feddpc.torch_globals import set_precision, set_threads
@@ -142,8 +142,8 @@ def named_loss(name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 def named_metrics(names: str) -> tuple[Any, ...]:
     """Return metrics by their names, which commas separate: known, registered, or in files."""
-    own = (name in FUNCTIONS.entries or is_code(name) for name in names.split(","))
-    return tuple(FUNCTIONS.get(n) if mine else n for n, mine in zip(names.split(","), own, strict=True) if n)
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    return tuple(FUNCTIONS.get(n) if n in FUNCTIONS.entries or is_code(n) else n for n in listed)
 
 
 def make_method(config: Config) -> tuple[Method, Config]:
@@ -204,6 +204,11 @@ def _resolve_task(config: Config, data: Dataset, own: TaskParts) -> dict[str, An
             f"task out, or give the data with target={task.target!r}"
         )
     loss = task.usual_loss or "auto" if config.loss == "auto" and own.loss is None else config.loss
+    if data.target not in TARGETS.get(loss, (data.target,)):
+        able = [known for known, targets in TARGETS.items() if data.target in targets]
+        raise BadInputError(
+            f"loss = {loss!r} is not defined for targets of kind {data.target}: use {' or '.join(able)}, or a function"
+        )
     metrics = config.metrics or ",".join(task.measured)
     return {"task": name, "loss": loss, "metrics": metrics}
 
@@ -252,8 +257,14 @@ def resolve_device(name: str) -> str:
 
 
 def with_reserve(config: Config, methods: Iterable[Method]) -> Config:
-    """Return a configuration in which the server keeps as many samples as the most demanding method needs."""
+    """Return a configuration in which the server keeps as many samples as the most demanding method needs.
+
+    A single method also says which server rate it is used with, where none is asked for.
+    """
+    methods = list(methods)
     needed = max((m.reserve for m in methods), default=0.0)
+    if len(methods) == 1 and config.server_lr is None and config.server_optimizer == "sgd":
+        config = dataclasses.replace(config, server_lr=methods[0].usual_server_lr)
     if config.reserve is None:
         return dataclasses.replace(config, reserve=needed)
     if config.reserve < needed:

@@ -22,6 +22,7 @@ from feddpc.tasks.metrics import LOSS, METRICS, Metric
 if TYPE_CHECKING:
     from torch import nn
 
+    from feddpc.methods.base import Method
     from feddpc.round.state import RunState
 
 
@@ -32,6 +33,7 @@ class Run:
         self,
         config: Config,
         experiment: Experiment,
+        method: Method,
         state: RunState,
         records: list[dict[str, Any]],
         folder: Path | None = None,
@@ -41,7 +43,7 @@ class Run:
         self.folder = folder  #: where it is recorded; None if nowhere
         self.status = "running"  #: in ``on_run_end``: finished, diverged, interrupted or stopped
         self.metrics: tuple[Metric, ...] = tuple(experiment.task.metrics)  #: what is measured, the primary one first
-        self._experiment, self._state = experiment, state
+        self._experiment, self._method, self._state = experiment, method, state
         self._stopped_by: tuple[str, str] | None = None
         self._caller = ""
 
@@ -62,7 +64,9 @@ class Run:
     def model(self) -> nn.Module:
         """A new module with the current global weights, on the CPU and in evaluation mode; keep it or change it."""
         task = self._experiment.task
-        return with_weights(task.module, task.flat.state_dict(self._state.w))
+        return with_weights(
+            task.module, task.flat.state_dict(self._method.evaluated(self._state.w, self._state.server))
+        )
 
     @property
     def validates(self) -> bool:

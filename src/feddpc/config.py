@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from feddpc.checks import coerce
 from feddpc.errors import BadInputError, unknown
-from feddpc.registry import is_code
+from feddpc.registry import code_names
 from feddpc.schedules import name_of_schedule
 
 Options = dict[str, Any]
@@ -42,6 +42,7 @@ class Key:
     after_setup: bool = False  #: used only after data, partition and model are built, which runs can therefore share
     tuned: bool = False  #: belongs to what is tuned, as hyper-parameters do; other keys belong to the problem
     per_run: bool = False  #: differs between the runs of one study, which has ``methods`` and ``seeds``
+    simulator_only: bool = False  #: a federation over Flower has no such thing, and refuses other values than usual
     options_of: str | None = None  #: a table with the options of this key; ``--set`` reaches it by this name
 
 
@@ -92,6 +93,7 @@ class Config:
         shown="auto, by the targets of the data",
         kind="task",
         choices=("classification", "regression", "multilabel", "next-token"),
+        simulator_only=True,
     )
     loss: str = key(
         "auto",
@@ -100,6 +102,7 @@ class Config:
         shown="auto, by the task",
         kind="loss",
         choices=("cross-entropy", "squared", "absolute", "huber", "logistic"),
+        simulator_only=True,
     )
     metrics: str = key(
         "",
@@ -108,16 +111,26 @@ class Config:
         "training",
         shown="those of the task",
         kind="metric",
+        simulator_only=True,
     )
     evaluate_every: int = key(
-        1, "Evaluate the model after every so many rounds, and always after the last one.", "training"
+        1,
+        "Evaluate the model after every so many rounds, and always after the last one.",
+        "training",
+        simulator_only=True,
     )
     evaluate_clients: bool = key(
-        False, "Also evaluate the model on samples of each client that are held out of its training.", "training"
+        False,
+        "Also evaluate the model on samples of each client that are held out of its training.",
+        "training",
+        simulator_only=True,
     )
     client_test: float = key(0.2, "Share of each client's samples that `evaluate_clients` holds out.", "data")
     finetune_steps: int = key(
-        0, "With `evaluate_clients`, let each client also make so many local steps first: personalization.", "training"
+        0,
+        "With `evaluate_clients`, let each client also make so many local steps first: personalization.",
+        "training",
+        simulator_only=True,
     )
     clients: int = key(100, "Number of clients.", "federation")
     cohort: int = key(10, "Clients that are sampled per round.", "federation")
@@ -227,6 +240,7 @@ class Config:
         "more.",
         "training",
         after_setup=True,
+        simulator_only=True,
     )
     scaling: Literal["auto", "half", "channel", "unit", "none"] = key(
         "auto",
@@ -243,6 +257,7 @@ class Config:
         "data",
         shown="none",
         kind="transform",
+        simulator_only=True,
     )
     precision: Literal["float32", "float64", "tf32", "bf16"] = key(
         "float32",
@@ -500,8 +515,7 @@ def code_in(values: Mapping[str, Any]) -> list[str]:
     >>> code_in({"model": "mine.py:Net", "data": "digits", "rounds": 3})
     ['mine.py:Net']
     """
-    named = [str(values[name]).split(",") for name, facts in keys().items() if facts.kind and name in values]
-    return [value for parts in named for value in parts if is_code(value)]
+    return code_names([values[name] for name, facts in keys().items() if facts.kind and name in values])
 
 
 def choices_of(name: str) -> tuple[str, ...]:

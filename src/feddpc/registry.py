@@ -149,6 +149,21 @@ def is_code(name: str) -> bool:
     return _CODE.fullmatch(name) is not None
 
 
+def code_names(value: Any) -> list[str]:
+    """Return every ``FILE.py:NAME`` that stands anywhere in texts, lists and tables.
+
+    >>> code_names({"methods": ["a.py:M"], "set": ["metrics=accuracy,b.py:f"], "rounds": 3})
+    ['a.py:M', 'b.py:f']
+    """
+    if isinstance(value, str):
+        return [part.strip() for part in re.split(r"[,=]", value) if is_code(part.strip())]
+    if isinstance(value, Mapping):
+        return [name for key, one in value.items() for name in [*code_names(key), *code_names(one)]]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [name for one in value for name in code_names(one)]
+    return []
+
+
 def short_name(name: str) -> str:
     """Return what tables call a thing: its name, without the file of a user's own.
 
@@ -168,7 +183,7 @@ def refuse_code(folder: Path, names: Iterable[str], asked: Iterable[str]) -> Non
         if is_code(name) and name not in named:
             raise BadInputError(
                 f"{folder} names code, {name}, which would be run: read it first, and if you want to run it, name it "
-                "yourself with --method, --methods, --model, --data or --partition"
+                "yourself with the flag of that key, such as --method, --model or --loss"
             )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from feddpc.checks import check_int, check_probability
 from feddpc.errors import BadInputError, unknown
+from feddpc.own_functions import describe
 from feddpc.registry import Registry
 
 #: The factor on both learning rates in a round.
@@ -93,7 +92,10 @@ def name_of_schedule(function: Callable[[int], float]) -> str:
     >>> name.partition("#")[0], make_schedule(name, {}, rounds=3)(3)
     ('halved', 0.25)
     """
-    name = f"{getattr(function, '__name__', type(function).__name__)}#{_digest(function)}"
+    text, _, digest = describe(function).partition(" ")
+    name = f"{text.rpartition('.')[2]}#{digest or text}"
+    if _given.setdefault(name, function) is not function and not digest:
+        raise BadInputError(f"lr_schedule = {text}: another function of this name was given before: rename one")
     _given[name] = function
     return name
 
@@ -106,24 +108,6 @@ def _checked_factor(name: str, function: Schedule, t: int) -> float:
         raise BadInputError(
             f"lr_schedule = {name!r} gives {factor!r} in round {t}: return a number in (0, 1], a factor on both rates"
         ) from None
-
-
-def _digest(function: Any) -> str:
-    """Return a hash of a function's source, and of the plain values that it was made with.
-
-    Of a lambda that is its compiled code: its source would be whole lines, with all else that stands there.
-    """
-    code = getattr(function, "__code__", None)
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    held = [*cells, *(getattr(function, "__defaults__", None) or ())]
-    try:
-        source = inspect.getsource(function) if getattr(function, "__name__", "<lambda>") != "<lambda>" else ""
-    except (OSError, TypeError):  # written in a console
-        source = ""
-    if code is not None and not source:
-        source, held = f"{code.co_code!r} {code.co_names}", [*held, *code.co_consts]
-    plain = [value for value in held if isinstance(value, bool | int | float | str)]
-    return hashlib.blake2b(f"{source} {plain!r}".encode(), digest_size=6).hexdigest()
 
 
 def complete_schedule(name: str, options: Mapping[str, Any], rounds: int) -> dict[str, Any]:

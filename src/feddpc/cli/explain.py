@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,7 +118,7 @@ def partition(
     as_json: flags.Json = False,
 ) -> None:
     """Split the data among clients, print a summary and draw a picture of clients by classes."""
-    from feddpc.build import partition_options
+    from feddpc.build import partition_name, partition_options
     from feddpc.config import Config
     from feddpc.data import load, schemes
     from feddpc.report import partition_picture
@@ -127,8 +128,13 @@ def partition(
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data, **wanted.data_options)
+    wanted = dataclasses.replace(wanted, partition=partition_name(wanted, source))
+    source.require_classes("feddpc partition", "it draws who holds which classes")
     options = partition_options(wanted, len(source.y_train))
-    split = schemes.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
+    if wanted.partition == "natural":
+        split = source.natural_partition()[0]
+    else:
+        split = schemes.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
     summary = schemes.summary(split, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = (

@@ -11,9 +11,9 @@ import typer
 
 from feddpc.cli import flags
 from feddpc.cli.commands import Command, Group
-from feddpc.config import code_in, per_run_keys
+from feddpc.config import per_run_keys
 from feddpc.errors import BadInputError, RunFolderError, unknown
-from feddpc.registry import refuse_code, short_name
+from feddpc.registry import short_name
 
 if TYPE_CHECKING:
     from feddpc.study import Choice, RunResult, StudyPlan
@@ -89,9 +89,10 @@ def sweep(
     if select is not None and select not in BY:
         raise unknown("way to choose", select, BY)
     out = flags.output_folder(out, "sweep")
-    before = stored_plan(out, "sweep")
+    table = flags.table(config)
+    before = stored_plan(out, "sweep", [methods or "", given, table, set_ or [], grid or [], random or []])
     names, numbers, overrides = flags.merge_study(
-        out, before, methods, seeds, given, flags.table(config), set_, default=["feddpc"], add=extend
+        out, before, methods, seeds, given, table, set_, default=["feddpc"], add=extend
     )
     objective = "validation" if overrides.values.setdefault("validation", 0.1) else "test"
     if before and not any((grid, random, trials, sampler, search_seed)):
@@ -135,12 +136,10 @@ def show(
     for folder in folders:
         if not folder.is_dir():
             raise RunFolderError(f"there is no folder {folder}: give one that `feddpc sweep` wrote")
-    plans = [plan for folder in folders if (plan := stored_plan(folder, "sweep")) is not None]
+    plans = [plan for folder in folders if (plan := stored_plan(folder, "sweep", [])) is not None]
     for other in plans[1:]:
         if different := differences(plans[0], other).values():
             raise RunFolderError(f"the folders hold different sweeps ({'; '.join(different)}): show them one by one")
-    for plan in plans:  # `feddpc report` reads the runs without their code
-        refuse_code(folders[0], [*plan.methods, *code_in(plan.overrides.values)], [])
     results = gather(plans[0], folders) if plans else scan(folders)
     if not results:
         raise RunFolderError(f"{folders[0]} holds no sweep: give a folder that `feddpc sweep` wrote")

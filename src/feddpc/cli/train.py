@@ -127,7 +127,8 @@ def compare(
     for key in ("method", "seed"):
         if key in table:
             raise BadInputError(f"{key} in {config}: a comparison has {key}s, a list")
-    before = stored_plan(out, "comparison") if resume else None
+    asked = [methods or "", given, table, set_ or []]
+    before = stored_plan(out, "comparison", asked) if resume else None
     names, numbers, overrides = flags.merge_study(
         out, before, methods, seeds, given, table, set_, default=PAPER.split(","), add=True
     )

@@ -114,6 +114,20 @@ class ClientAppExchange(Exchange):
             self.config = dataclasses.replace(self.config, batch_size=size)
         self.nodes.spec = self.spec(samples)
 
+    def check_rounds(self, rounds: int) -> None:
+        """Raise if the privacy budget or the schedule was made for another number of rounds."""
+        config = self.config
+        if config.privacy and rounds > config.rounds:
+            raise BadInputError(
+                f"num_rounds = {rounds}, but the privacy budget is counted for rounds = {config.rounds}: give "
+                f"rounds={rounds} to the strategy"
+            )
+        if "over" in config.lr_schedule_options and rounds != config.rounds:
+            raise BadInputError(
+                f"num_rounds = {rounds}, but lr_schedule = {config.lr_schedule!r} is made for rounds = "
+                f"{config.rounds}: give rounds={rounds} to the strategy"
+            )
+
     def prepare(self, grid: Grid) -> None:
         """Let the method learn what it needs before round 1, and send clients their one-time payload."""
         if overrides(self.method, "learn"):

@@ -104,6 +104,9 @@ class Exchange(ABC):
     def enroll(self, grid: Grid, timeout: float) -> None:  # noqa: B027
         """Find out which clients are connected, before any file is read or written."""
 
+    def check_rounds(self, rounds: int) -> None:  # noqa: B027
+        """Raise if what was set up counts on another number of rounds."""
+
     def prepare(self, grid: Grid) -> None:  # noqa: B027
         """Do what has to be done before the first round of this process."""
 
@@ -239,6 +242,7 @@ class MethodStrategy(FedAvg):
     ) -> Result:
         """Run up to round ``num_rounds``, from round 1 or from the last checkpoint in ``folder``."""
         try:
+            self.exchange.check_rounds(num_rounds)
             self.exchange.enroll(grid, timeout)
             self.begin(initial_arrays, num_rounds)
             self.exchange.prepare(grid)

@@ -18,6 +18,7 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.methods._algebra import exact_sum
 from feddpc.methods.base import ClientContext, Cohort, Method, State
+from feddpc.optimizers import server_state
 from feddpc.policies import Policies
 from feddpc.population import Population, ask_some
 from feddpc.round import server_step as server_half
@@ -106,7 +107,7 @@ class RemotePopulation(Population):
             for key, stack in answers.items():
                 part = exact_sum(stack, self.shares(ids))
                 total[key] = total[key] + part if key in total else part
-        state.server = method.server_state_from_probe(state.server, total)
+        state.server = method.server_state_from_probe(state.server, total) | server_state(state.server)
 
 
 def _finite(ids: Ints, answers: State) -> tuple[Ints, State]:

@@ -90,8 +90,7 @@ def strategy(
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
     settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
-    if settings.keep != "last":
-        raise BadInputError(f"keep = {settings.keep!r}: a federation keeps the model of its last round: leave keep out")
+    _refuse_simulator_only(settings)
     check_local_steps(method, client_optimizer(settings))
     if settings.privacy:
         check(method)
@@ -122,6 +121,15 @@ def strategy(
         folder=folder,
         flower=flower,
     )
+
+
+def _refuse_simulator_only(settings: Config) -> None:
+    """Raise if a setting asks for something that only the simulator has: in a federation it would do nothing."""
+    usual = {"task": "classification", "loss": "cross-entropy", "metrics": "accuracy"}
+    for name, facts in keys().items():
+        value = getattr(settings, name)
+        if facts.simulator_only and value not in (getattr(Config(), name), usual.get(name)):
+            raise BadInputError(f"{name} = {value!r} works in the simulator only, not in a federation: leave it out")
 
 
 def server_app(

@@ -97,7 +97,7 @@ def _finetuned_outputs(experiment: Experiment, engine: Engine, w: Tensor, t: int
     for first in range(0, len(held), AT_ONCE):
         ids = np.arange(first, min(first + AT_ONCE, len(held)))
         plan = planner.plan(t, ids).first(steps)
-        trained = engine.train(FedAvg(), task, w, {}, {}, plan, client_lr)
+        trained = engine.train(experiment.local(FedAvg()), task, w, {}, {}, plan, client_lr)
         task.module.eval()
         for client, update in zip(ids.tolist(), trained.up["delta"], strict=True):
             x, _ = _samples(task, held[client])

@@ -9,6 +9,7 @@ from feddpc.engines.base import Prober
 from feddpc.experiment import Experiment
 from feddpc.methods._algebra import exact_sum
 from feddpc.methods.base import Cohort, Method, State
+from feddpc.optimizers import server_state
 from feddpc.population import ask_some
 from feddpc.round.server_step import finite_rows, select_rows
 from feddpc.round.state import RunState, numbers
@@ -52,4 +53,4 @@ def probe_population(experiment: Experiment, method: Method, engine: Prober, sta
         meter.up_once += numbers(answers.values()) / population
     meter.down_once += state.w.numel()
     meter.gradients_once += (experiment.task.tally.gradients - before) / population
-    state.server = method.server_state_from_probe(state.server, total)
+    state.server = method.server_state_from_probe(state.server, total) | server_state(state.server)

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from feddpc.build import for_method, make_method
 from feddpc.callbacks import Callback, Callbacks, Run
-from feddpc.config import MAY_CHANGE, Config
+from feddpc.config import MAY_CHANGE, Config, code_in, execution_keys
 from feddpc.errors import RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
+from feddpc.own_functions import describe
 from feddpc.privacy.mechanism import check
+from feddpc.registry import code_digest, short_name
 from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
@@ -48,8 +50,6 @@ from feddpc.tasks.metrics import Metric
 
 OnRound = Callable[[dict[str, Any]], None]
 
-#: Config tables that a resumed run must not silently drop.
-ABSENT = ("privacy", "screen", "faults", "client_optimizer_options")
 #: How runs end that have nothing left to compute.
 ENDED = ("finished", "diverged")
 #: Seconds between checkpoints, unless asked otherwise.
@@ -173,17 +173,17 @@ def execute(
     records: list[dict[str, Any]] = []
     ended: tuple[str, str | None] | None = None
     if out is not None and resume:
-        folder, records, ended = reopen(out, config, progress, experiment.fingerprint())
+        folder, records, ended = reopen(out, config, progress, experiment.fingerprint() | _code(method, config))
     elif out is not None:
-        world = fingerprint(experiment.fingerprint(), config)
+        world = fingerprint(experiment.fingerprint() | _code(method, config), config)
         about = environment(machine.name, timings, config.device, world, experiment.task.metrics)
         folder = _begin(out, config, experiment, method, about, lean)
     keeper = _Keeper(folder, progress, checkpoint_seconds, lean)
-    watching = Callbacks(callbacks, Run(config, experiment, progress, records, out))
+    watching = Callbacks(callbacks, Run(config, experiment, method, progress, records, out))
     summary: dict[str, Any] | None = None
-    clients: dict[str, list[float]] = {}
+    clients = _stored_clients(out, progress.round) if resume and out is not None else {}
     try:
-        best = _BestModel(experiment, progress, records, ended) if config.keep == "best" else None
+        best = _BestModel(experiment, method, progress, records, ended) if config.keep == "best" else None
         if out is not None:
             tracking.begin(config, out, records)
         watching.call("on_run_begin")
@@ -192,6 +192,10 @@ def execute(
             records.append(json.loads(line(record)))
             if best is not None:
                 best.see(records[-1], record.diverged)
+            if record.clients:
+                clients = record.clients
+                if folder is not None:
+                    folder.note("clients", {"round": record.round, "metrics": clients}, indent=None)
             try:
                 watching.call("on_round_end")
             except Exception:
@@ -199,17 +203,13 @@ def execute(
                 raise
             ended = _why(record, config, stop) or watching.run.stopped
             keeper.keep(record, ended)
-            if record.clients:
-                clients = record.clients
-                if folder is not None:
-                    folder.note("clients", {"round": record.round, "metrics": clients}, indent=None)
             tracking.round(records[-1])
             if on_round is not None:
                 on_round(records[-1])
         status, reason = ended
         summary = summarize(config, records, status, reason, experiment.task.metrics)
         summary["costs"] = progress.meter.summary()
-        kept = progress.w
+        kept = method.evaluated(progress.w, progress.server)
         if best is not None and progress.best is not None:
             kept, summary["model_round"] = progress.best, best.round
         if folder is not None:
@@ -246,6 +246,21 @@ def _begin(
         folder.close()
         raise
     return folder
+
+
+def _stored_clients(out: Path, last: int) -> dict[str, list[float]]:
+    """Return the metrics at each client that a run folder has of round ``last``."""
+    path = out / "clients.json"
+    stored = read_json(path) if path.exists() else {}
+    return dict(stored["metrics"]) if stored.get("round") == last else {}
+
+
+def _code(method: Method, config: Config) -> dict[str, str]:
+    """Return a digest of each piece of the user's own code: a changed one makes another run."""
+    own = {f"code of {short_name(name)}": code_digest(name) for name in code_in(config.asdict())}
+    if type(method).__module__.startswith("feddpc."):
+        return own
+    return own | {f"code of {method.name}": describe(type(method))}
 
 
 def fingerprint(world: dict[str, str], config: Config) -> dict[str, str]:
@@ -288,11 +303,12 @@ class _BestModel:
     def __init__(
         self,
         experiment: Experiment,
+        method: Method,
         progress: RunState,
         records: Sequence[dict[str, Any]],
         ended: tuple[str, str | None] | None,
     ) -> None:
-        self.progress = progress
+        self.method, self.progress = method, progress
         self.metric: Metric = experiment.task.metrics[0]
         self.key = self.metric.key("test" if experiment.validate is None else "validation")
         past = records[:-1] if ended is not None and ended[0] == "diverged" else records
@@ -315,7 +331,10 @@ class _BestModel:
         if diverged or value is None:
             return
         if self.record is None or self.metric.sign * value > self.metric.sign * self.record[self.key]:
-            self.record, self.progress.best = record, self.progress.w.clone()
+            self.record, self.progress.best = (
+                record,
+                self.method.evaluated(self.progress.w, self.progress.server).clone(),
+            )
 
 
 def _why(record: RoundRecord, config: Config, stop: Stop) -> tuple[str, str | None] | None:
@@ -370,7 +389,8 @@ def reopen(
 def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, str]) -> None:
     """Raise if a run folder was made with something else than what is to be continued."""
     different = stored.differences({k: v for k, v in config.asdict().items() if k not in MAY_CHANGE})
-    different += [f"without {key}" for key in ABSENT if getattr(stored, key) and not getattr(config, key)]
+    asked, before, free = config.asdict(), stored.asdict(), {*MAY_CHANGE, *execution_keys()}
+    different += [f"without {key}" for key in before if before[key] and not asked.get(key) and key not in free]
     if not (out / "environment.json").exists():
         raise RunFolderError(
             f"{out / 'environment.json'} is missing, which says what the run was made with: restore it"

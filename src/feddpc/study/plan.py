@@ -9,7 +9,8 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from feddpc import methods
 from feddpc.build import make_method
 from feddpc.config import PARTS, Config, parse_set, read_toml, write_toml
 from feddpc.errors import BadInputError, RunFolderError
+from feddpc.registry import code_names, refuse_code
 from feddpc.storage import explain_os_errors, make_folder, replace_text
 from feddpc.study import space as spaces
 from feddpc.study.folder import CODE, RunResult, locked, shared_metric
@@ -179,18 +181,31 @@ def make_space(
     return Space(axes, trials, seed, sampler, **more)
 
 
-def stored_plan(folder: Path, kind: str) -> StudyPlan | None:
-    """Return the plan of the comparison or sweep in ``folder``, or None if there is none."""
+def stored_plan(folder: Path, kind: str, asked: Any) -> StudyPlan | None:
+    """Return the plan of the comparison or sweep in ``folder``, or None if there is none.
+
+    Reading a plan may run the code of the user's own that it names. A folder may come from anybody, so code that is
+    not named in ``asked``, what the user gave, is refused first.
+    """
     path = folder / FILES[kind]
     if not path.exists():
         return None
-    try:
+    with _explained(path):
         table = read_toml(path) if path.suffix == ".toml" else json.loads(path.read_text(encoding="utf-8"))
+    refuse_code(folder, code_names(table), code_names(asked))
+    with _explained(path):
         plan = StudyPlan.from_table(table)
         if plan.kind != kind:
             raise ValueError(f"it is the plan of a {plan.kind}")
-        return plan
-    except Exception as e:  # a file can hold anything
+    return plan
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into an error that names it: a file can hold anything."""
+    try:
+        yield
+    except Exception as e:
         raise RunFolderError(f"{path} cannot be read: {e}; repair it, or choose another --out") from None
 
 
@@ -204,7 +219,7 @@ def claim(folder: Path, plan: StudyPlan, *, extend: bool = False, runs: Sequence
     make_folder(folder)
     with locked(folder):
         refuse_another(folder, plan, extend=extend)
-        before = stored_plan(folder, plan.kind) if extend else None
+        before = stored_plan(folder, plan.kind, plan.as_table()) if extend else None
         path, table = folder / FILES[plan.kind], (before.extended(plan) if before else plan).as_table()
         if plan.space is None:
             replace_text(path, json.dumps({"runs": list(runs), **table}, indent=1) + "\n")
@@ -214,7 +229,7 @@ def claim(folder: Path, plan: StudyPlan, *, extend: bool = False, runs: Sequence
 
 def refuse_another(folder: Path, plan: StudyPlan, *, extend: bool = False) -> None:
     """Raise if ``folder`` holds another study than ``plan``, or something else."""
-    before = stored_plan(folder, plan.kind)
+    before = stored_plan(folder, plan.kind, plan.as_table())
     if before is None:
         with explain_os_errors(folder):
             names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
@@ -240,7 +255,7 @@ def refuse_another(folder: Path, plan: StudyPlan, *, extend: bool = False) -> No
 
 def extend_stored(folder: Path, plan: StudyPlan) -> StudyPlan:
     """Return the plan stored in ``folder`` with what ``plan`` adds to it."""
-    before = stored_plan(folder, plan.kind)
+    before = stored_plan(folder, plan.kind, plan.as_table())
     if before is None:
         raise RunFolderError(f"{folder} holds no {plan.kind} to extend: leave out --extend to start one")
     return before.extended(plan)

@@ -42,6 +42,14 @@ def _per_sample(values: Tensor) -> Tensor:
     return values if values.ndim == 1 else values.mean(-1)
 
 
+#: Kinds of targets that each named loss is defined for.
+TARGETS = {
+    "cross-entropy": ("classes", "tokens"),
+    "squared": ("floats",),
+    "absolute": ("floats",),
+    "huber": ("floats",),
+    "logistic": ("multihot",),
+}
 LOSSES: Registry[Tensor] = Registry(
     "loss",
     {

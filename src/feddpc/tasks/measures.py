@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from feddpc.errors import BadInputError, unknown
@@ -112,6 +111,8 @@ def _r2(seen: Totals) -> float:
 
 def _auc(outputs: Tensor, y: Tensor) -> float:
     """Area under the ROC curve, by ranks; the mean over classes or labels, each against the rest."""
+    from scipy.stats import rankdata  # a second to import
+
     scores, labels = outputs.double().cpu().numpy(), y.cpu().numpy()
     if labels.ndim == 1:
         if scores.shape[1] == 2:  # two classes: one curve

@@ -170,18 +170,23 @@ class NetworkTask(Task):
     def _check_loss(self, output: Tensor) -> None:
         """Raise unless the loss of one sample is a finite value of its own."""
         name = getattr(self.sample_loss, "__name__", type(self).__name__)
+        outputs, targets = torch.cat([output, output]).to(self.dtype), torch.cat([self.y[:1], self.y[:1]])
         try:
-            values = self.sample_losses(output.to(self.dtype), self.y[:1])
+            values = self.sample_losses(outputs, targets)
         except Exception as error:
             raise BadInputError(
-                f"loss {name} fails for outputs {tuple(output.shape)} and targets {tuple(self.y[:1].shape)}: {error}"
+                f"loss {name} fails for outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {error}"
             ) from None
         shape = getattr(values, "shape", None)
-        if shape is None or tuple(shape[:1]) != (1,) or len(shape) > 2:
+        tokens = targets.ndim == 2 and not targets.is_floating_point()
+        if shape is None or tuple(shape) not in ((2,), tuple(targets.shape) if tokens else (2,)):
             got = type(values).__name__ if shape is None else tuple(shape)
+            wanted = (
+                "one value per sample and token, [n, T], or per sample, [n]" if tokens else "one value per sample, [n]"
+            )
             raise BadInputError(
-                f"loss {name} must return one value per sample, [n], or per sample and token, [n, T], but returns "
-                f'{got} for one sample: use reduction="none", because a mean cannot be corrected for padding'
+                f'loss {name} must return {wanted}, but returns {got} for two samples: use reduction="none", and '
+                "average over what belongs to one sample; a mean over samples cannot be corrected for padding"
             )
         if not bool(values.isfinite().all()):
             raise BadInputError(

@@ -1,0 +1,167 @@
+"""Settings that must not be ignored, models that must be those that were measured, and code that must not run."""
+
+import functools
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import feddpc
+from feddpc import flower, methods
+from feddpc.cli import app
+from feddpc.errors import BadInputError, RunFolderError
+from feddpc.methods import FedAdam
+from feddpc.schedules import name_of_schedule
+
+SMALL = {"data": "digits", "model": "mlp", "clients": 10, "cohort": 3, "engine": "loop", "rounds": 2}
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((40, 3)).astype(np.float32), RNG.standard_normal((40, 2)).astype(np.float32)
+PAIRS = (X[:30], Y[:30], X[30:], Y[30:])
+
+
+@pytest.mark.parametrize(
+    ("file", "table", "command"),
+    [
+        ("compare.json", {"methods": ["fedavg"], "config": {"metrics": ["evil.py:f"]}}, ["compare", "--resume"]),
+        ("compare.json", {"methods": ["evil.py:M"], "set": ["lam=1"]}, ["compare", "--resume"]),
+        ("sweep.toml", 'methods = ["fedavg"]\nseeds = [0]\ngrid = ["loss=evil.py:f"]\n', ["sweep"]),
+        ("sweep.toml", 'methods = ["evil.py:M"]\nseeds = [0]\ngrid = ["lr=0.1"]\nset = ["lam=1"]\n', ["sweep"]),
+    ],
+)
+def test_a_folder_cannot_make_its_reader_run_code(tmp_path, monkeypatch, file, table, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w').close()\ndef f(o, t): return 0\nclass M: pass\n")
+    (tmp_path / "x").mkdir()
+    text = table if isinstance(table, str) else json.dumps({"runs": [], "seeds": [0], "config": {}, **table})
+    (tmp_path / "x" / file).write_text(text)
+    result = CliRunner().invoke(app, [*command, "--out", "x", "--quiet"])
+    assert result.exit_code != 0
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"task": "regression"},
+        {"loss": "squared"},
+        {"metrics": "f1"},
+        {"transform": "own.py:f"},
+        {"evaluate_clients": True},
+        {"evaluate_every": 2},
+        {"keep": "best"},
+    ],
+)
+def test_a_federation_refuses_what_only_the_simulator_has(values):
+    (name,) = values
+    with pytest.raises(BadInputError, match=name):
+        flower.strategy("fedavg", model=nn.Linear(3, 2), classes=2, clients=4, cohort=2, **values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"privacy": {"clip": 1.0, "epsilon": 8.0}, "participation": "poisson", "clients": 200, "cohort": 10},
+        {"lr_schedule": "cosine", "clients": 4, "cohort": 2},
+    ],
+)
+def test_a_federation_runs_the_rounds_that_budget_and_schedule_were_made_for(values):
+    made = flower.strategy("fedavg", model=nn.Linear(3, 2), classes=2, rounds=5, **values)
+    made.exchange.check_rounds(5)
+    with pytest.raises(BadInputError, match="rounds=50"):
+        made.exchange.check_rounds(50)
+
+
+def test_a_resumed_run_does_not_lose_its_clipping(tmp_path):
+    feddpc.simulate(**SMALL, clip_norm=0.1, out=tmp_path / "run")
+    with pytest.raises(RunFolderError, match="clip_norm"):
+        feddpc.simulate(**(SMALL | {"rounds": 3}), out=tmp_path / "run", resume=True)
+
+
+def test_a_resumed_run_notices_changed_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "import torch.nn.functional as F\ndef f(o, t): return F.cross_entropy(o, t, reduction='none') * 1\n"
+    (tmp_path / "own.py").write_text(text)
+    feddpc.simulate(**SMALL, loss="own.py:f", out="run")
+    (tmp_path / "own.py").write_text(text.replace("* 1", "* 9"))
+    with pytest.raises(RunFolderError, match="code"):
+        feddpc.simulate(**(SMALL | {"rounds": 3}), loss="own.py:f", out="run", resume=True)
+
+
+def test_schedules_are_told_apart_by_what_they_hold():
+    def made(milestones):
+        return lambda t: 0.5 ** sum(t > m for m in milestones)
+
+    assert name_of_schedule(made([1, 2])) != name_of_schedule(made([99]))
+    two = [functools.partial(lambda t, a: a, a=a) for a in (0.5, 0.25)]
+    assert name_of_schedule(two[0]) != name_of_schedule(two[1])
+
+
+@pytest.mark.parametrize(("method", "hyper"), [("fedamd", {}), ("scaffold", {"warm": True})])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_methods_that_survey_work_with_server_optimizers(method, hyper, optimizer):
+    result = feddpc.simulate(**SMALL, method=method, hyper=hyper, server_optimizer=optimizer)
+    assert result.status == "finished"
+
+
+def test_a_loss_with_several_values_per_sample_is_refused():
+    with pytest.raises(BadInputError, match="one value per sample"):
+        feddpc.simulate(data=PAIRS, model=nn.Linear(3, 2), clients=5, cohort=2, loss=lambda o, t: (o - t) ** 2)
+
+
+@pytest.mark.parametrize(("loss", "data"), [("squared", "digits"), ("cross-entropy", PAIRS), ("logistic", "digits")])
+def test_named_losses_belong_to_kinds_of_targets(loss, data):
+    with pytest.raises(BadInputError, match="loss"):
+        feddpc.simulate(data=data, model=nn.Linear(3, 2) if data is PAIRS else "mlp", clients=5, cohort=2, loss=loss)
+
+
+def test_an_own_method_keeps_its_usual_rate():
+    class Mine(FedAdam):
+        name: ClassVar[str] = "mine"
+
+    assert feddpc.simulate(**SMALL, method=Mine).config.server_lr == 0.01
+    compared = feddpc.compare([Mine], **SMALL)
+    assert next(iter(compared.results.values())).config.server_lr == 0.01
+
+
+def test_fine_tuning_uses_the_clients_optimizer():
+    how = SMALL | {"evaluate_clients": True, "finetune_steps": 3}
+    result = feddpc.simulate(**how, clip_norm=1e-12)
+    assert result.clients["finetuned_loss"] == pytest.approx(result.clients["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("method", "hyper"), [("feddyn", {"evaluate": "clients"}), ("fedexp", {"evaluate": "pair"})])
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_the_model_that_is_kept_is_the_one_that_was_measured(method, hyper, keep):
+    result = feddpc.simulate(**(SMALL | {"rounds": 4}), method=method, hyper=hyper, keep=keep)
+    data = feddpc.data.load("digits")
+    x = (torch.from_numpy(data.x_test).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    with torch.no_grad():
+        accuracy = (result.model(x).argmax(1).numpy() == data.y_test).mean()
+    measured = max(result.test_accuracy) if keep == "best" else result.test_accuracy[-1]
+    assert accuracy == pytest.approx(measured)
+
+
+def test_values_of_clients_survive_a_callback_that_fails_and_a_resume(tmp_path):
+    class Fails(feddpc.Callback):
+        def on_round_end(self, run):
+            if run.round == 2:
+                raise ValueError("no")
+
+    how = SMALL | {"evaluate_clients": True}
+    with pytest.raises(ValueError, match="no"):
+        feddpc.simulate(**how, out=tmp_path / "run", callbacks=[Fails()])
+    assert json.loads((tmp_path / "run" / "clients.json").read_text())["round"] == 2
+    again = feddpc.simulate(**how, out=tmp_path / "run", resume=True)
+    assert len(again.clients["accuracy"]) == 10
+
+
+def test_names_of_metrics_may_have_blanks_between_them():
+    assert set(feddpc.simulate(**SMALL, metrics="f1, accuracy").metrics) == {"test_f1", "test_accuracy", "test_loss"}
+
+
+def test_methods_names_are_those_of_the_table():
+    assert {"fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova"} <= set(methods.names())
