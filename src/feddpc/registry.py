@@ -79,6 +79,8 @@ class Registry(Generic[T]):
             return self.entries[name]
         if self.accepts is not None and is_code(name):
             return self._from_file(name)
+        if not self.entries and self.accepts is not None:
+            raise BadInputError(f"unknown {self.kind} {name!r}: give FILE.py:NAME, or register it under this name")
         raise unknown(self.kind, str(name), self.entries)
 
     def options(self, name: str) -> dict[str, object]:
@@ -140,6 +142,28 @@ class Registry(Generic[T]):
         return found[wanted] if wanted else next(iter(found.values()))
 
 
+def check_options(what: str, function: Callable[..., Any], given: Mapping[str, object]) -> None:
+    """Raise unless ``given`` holds only options of ``function``, its keyword-only parameters, and all without a default.
+
+    >>> def rope(*, meters, color="red"):
+    ...     return f"{meters} m of {color} rope"
+    >>> check_options("a rope", rope, {"color": "blue"})
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: a rope needs the option meters: give it; it also takes color
+    """
+    parameters = inspect.signature(function).parameters.values()
+    valid = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for option in given:
+        if option not in valid:
+            raise unknown(f"option of {what}", option, valid)
+    missing = [name for name, needed in valid.items() if needed and name not in given]
+    if missing:
+        others = [name for name in valid if name not in missing]
+        raise BadInputError(
+            f"{what} needs the option {' and '.join(missing)}: give it; it also takes {', '.join(others)}"
+        )
+
+
 def is_code(name: str) -> bool:
     """Say whether ``name`` names an object in a Python file, which runs when it is looked up.
 
@@ -168,7 +192,8 @@ def refuse_code(folder: Path, names: Iterable[str], asked: Iterable[str]) -> Non
         if is_code(name) and name not in named:
             raise BadInputError(
                 f"{folder} names code, {name}, which would be run: read it first, and if you want to run it, name it "
-                "yourself with --method, --methods, --model, --data or --partition"
+                "yourself with --method, --methods, --model, --data, --partition, --task, --loss, --metrics or "
+                "--transform"
             )
 
 

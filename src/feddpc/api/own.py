@@ -20,6 +20,7 @@ from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.own_functions import describe
+from feddpc.registry import check_options
 from feddpc.tasks.measures import Measure, measure_of
 
 
@@ -130,9 +131,11 @@ def _read(data: Any, options: Mapping[str, Any]) -> Dataset:
     if isinstance(data, str | Path):
         return load(data, **options)
     if hasattr(data, "column_names"):
+        check_options("a data set of Hugging Face", from_hugging_face, options)
         return from_hugging_face(data, **options)
     if not isinstance(data, Sequence):
         raise wrong_type("data", data, "a name, a path, a Dataset, (x_train, y_train, x_test, y_test) or (train, test)")
+    check_options("data", Dataset.from_arrays, options)
     if len(data) == 2:
         return from_torch(*data, **options)
     if len(data) != 4:

@@ -12,7 +12,7 @@ from feddpc.data.dataset import Dataset
 from feddpc.data.specs import SPECS
 from feddpc.data.untrusted import read_npz
 from feddpc.errors import BadInputError, DataError, unknown
-from feddpc.registry import Registry, is_code, short_name
+from feddpc.registry import Registry, check_options, is_code, short_name
 
 #: Functions of the user's own that return a data set.
 DATA: Registry[Any] = Registry("data set", {}, accepts=inspect.isfunction)
@@ -52,6 +52,7 @@ def load(
     if path.suffix in (".csv", ".parquet") and path.exists():
         from feddpc.data.readers import read_table
 
+        check_options(f"the table {text}", read_table, options)
         return read_table(path, **options)
     if options:
         raise BadInputError(f"data set {text!r} has no options, but {', '.join(options)} was given: leave it out")

@@ -168,20 +168,25 @@ class NetworkTask(Task):
         """Raise unless the outputs for one sample fit the targets."""
 
     def _check_loss(self, output: Tensor) -> None:
-        """Raise unless the loss of one sample is a finite value of its own."""
+        """Raise unless the loss of every sample is a finite value of its own."""
         name = getattr(self.sample_loss, "__name__", type(self).__name__)
+        # The same sample several times, and not as often as there are outputs: one that fits by chance is no loss.
+        n = 3 if self.width == 2 else 2
+        outputs = output.to(self.dtype).expand(n, *output.shape[1:])
+        targets = self.y[:1].expand(n, *self.y.shape[1:])
         try:
-            values = self.sample_losses(output.to(self.dtype), self.y[:1])
+            values = self.sample_losses(outputs, targets)
         except Exception as error:
             raise BadInputError(
-                f"loss {name} fails for outputs {tuple(output.shape)} and targets {tuple(self.y[:1].shape)}: {error}"
+                f"loss {name} fails for outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {error}; "
+                "choose a loss for these targets"
             ) from None
         shape = getattr(values, "shape", None)
-        if shape is None or tuple(shape[:1]) != (1,) or len(shape) > 2:
+        if shape is None or tuple(shape[:1]) != (n,) or len(shape) > 2:
             got = type(values).__name__ if shape is None else tuple(shape)
             raise BadInputError(
                 f"loss {name} must return one value per sample, [n], or per sample and token, [n, T], but returns "
-                f'{got} for one sample: use reduction="none", because a mean cannot be corrected for padding'
+                f'{got} for {n} samples: use reduction="none", because a mean cannot be corrected for padding'
             )
         if not bool(values.isfinite().all()):
             raise BadInputError(
