@@ -233,7 +233,7 @@ def test_options_of_data_are_checked(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,0\n2,1\n")
     table, arrays = tmp_path / "t.csv", (np.zeros((4, 2)), [0, 1, 0, 1]) * 2
     for source, options, words in (
-        (table, {}, "needs the option target"),
+        (table, {}, r"needs data\.target"),
         (table, {"target": "b", "clent": "a"}, "did you mean 'client'"),
         (arrays, {"targt": "floats"}, "did you mean 'target'"),
     ):

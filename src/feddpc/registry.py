@@ -142,28 +142,6 @@ class Registry(Generic[T]):
         return found[wanted] if wanted else next(iter(found.values()))
 
 
-def check_options(what: str, function: Callable[..., Any], given: Mapping[str, object]) -> None:
-    """Raise unless ``given`` holds only options of ``function``, its keyword-only parameters, and all without a default.
-
-    >>> def rope(*, meters, color="red"):
-    ...     return f"{meters} m of {color} rope"
-    >>> check_options("a rope", rope, {"color": "blue"})
-    Traceback (most recent call last):
-    feddpc.errors.BadInputError: a rope needs the option meters: give it; it also takes color
-    """
-    parameters = inspect.signature(function).parameters.values()
-    valid = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
-    for option in given:
-        if option not in valid:
-            raise unknown(f"option of {what}", option, valid)
-    missing = [name for name, needed in valid.items() if needed and name not in given]
-    if missing:
-        others = [name for name in valid if name not in missing]
-        raise BadInputError(
-            f"{what} needs the option {' and '.join(missing)}: give it; it also takes {', '.join(others)}"
-        )
-
-
 def is_code(name: str) -> bool:
     """Say whether ``name`` names an object in a Python file, which runs when it is looked up.
 

@@ -14,13 +14,13 @@ from torch import nn
 from feddpc.build import TaskParts, build, with_reserve
 from feddpc.config import Config
 from feddpc.data import Dataset, load
+from feddpc.data.loading import check_options
 from feddpc.data.partition import Partition
 from feddpc.data.readers import from_hugging_face, from_torch
 from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.own_functions import describe
-from feddpc.registry import check_options
 from feddpc.tasks.measures import Measure, measure_of
 
 

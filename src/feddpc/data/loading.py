@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from feddpc.data.dataset import Dataset
 from feddpc.data.specs import SPECS
 from feddpc.data.untrusted import read_npz
 from feddpc.errors import BadInputError, DataError, unknown
-from feddpc.registry import Registry, check_options, is_code, short_name
+from feddpc.registry import Registry, is_code, short_name
 
 #: Functions of the user's own that return a data set.
 DATA: Registry[Any] = Registry("data set", {}, accepts=inspect.isfunction)
@@ -52,7 +53,7 @@ def load(
     if path.suffix in (".csv", ".parquet") and path.exists():
         from feddpc.data.readers import read_table
 
-        check_options(f"the table {text}", read_table, options)
+        check_options(f"data = {text!r}", read_table, options)
         return read_table(path, **options)
     if options:
         raise BadInputError(f"data set {text!r} has no options, but {', '.join(options)} was given: leave it out")
@@ -63,6 +64,23 @@ def load(
     if isinstance(name_or_path, Path) or os.sep in text or path.suffix:
         raise DataError(f"{text} does not exist: give a file, a folder or one of {', '.join(SPECS)}")
     raise unknown("data set", text, SPECS)
+
+
+def check_options(what: str, reader: Callable[..., Dataset], options: Mapping[str, Any]) -> None:
+    """Raise unless ``options`` are some of the keyword-only parameters of ``reader``, and all without a default.
+
+    >>> check_options("data = 't.csv'", lambda *, target, client=None: ..., {"client": "user"})
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: data = 't.csv' needs data.target: give --set data.target=..., in Python data_options
+    """
+    parameters = inspect.signature(reader).parameters.values()
+    valid = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for option in options:
+        if option not in valid:
+            raise unknown(f"option of {what}", option, valid)
+    for name, needed in valid.items():
+        if needed and name not in options:
+            raise BadInputError(f"{what} needs data.{name}: give --set data.{name}=..., in Python data_options")
 
 
 def _load_known(name: str, cache: str | os.PathLike[str] | None) -> Dataset:

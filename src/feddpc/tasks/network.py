@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
@@ -175,7 +176,9 @@ class NetworkTask(Task):
         outputs = output.to(self.dtype).expand(n, *output.shape[1:])
         targets = self.y[:1].expand(n, *self.y.shape[1:])
         try:
-            values = self.sample_losses(outputs, targets)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, of shapes that do not fit: they are refused below
+                values = self.sample_losses(outputs, targets)
         except Exception as error:
             raise BadInputError(
                 f"loss {name} fails for outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {error}; "
