@@ -227,3 +227,15 @@ def test_only_code_is_refused():
     refuse_code(Path("f"), ["feddpc", "data.npz", "a.py:b"], ["a.py:b"])
     assert methods.METHODS.get("feddpc") is methods.FedDPC
     assert Registry("thing", {}).names() == []
+
+
+def test_options_of_data_are_checked(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,0\n2,1\n")
+    table, arrays = tmp_path / "t.csv", (np.zeros((4, 2)), [0, 1, 0, 1]) * 2
+    for source, options, words in (
+        (table, {}, r"needs data\.target"),
+        (table, {"target": "b", "clent": "a"}, "did you mean 'client'"),
+        (arrays, {"targt": "floats"}, "did you mean 'target'"),
+    ):
+        with pytest.raises(BadInputError, match=words):
+            feddpc.simulate(data=source, data_options=options, rounds=1, clients=1, cohort=1)

@@ -169,7 +169,7 @@ def resolve(
         name = "natural" if config.partition == "natural" else "given"
         changes |= {"partition": name, "clients": len(partition), "partition_options": {}}
         if config.cohort > len(partition):
-            raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients")
+            raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients: lower it")
     else:
         reserve = reserved(config.reserve or 0.0, data, config.seed)
         kept = len(reserve) + int(held_counts(config.validation, data, reserve).sum())

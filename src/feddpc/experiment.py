@@ -135,11 +135,12 @@ class Experiment:
         """
         flat, dealt = self.task.flat, self.planner.partition
         layout = [f"{n} {tuple(s)}" for n, s in zip(flat.names, flat.shapes, strict=True)]
+        frozen = [p.detach().cpu().numpy() for p in flat.frozen().values()]
         return {
             "data": data_hash(self.data),
             "all data": self.data.digest,
             "partition": _hash(dealt.order, dealt.starts),
-            "initial model": _hash(layout, self.w0.cpu().numpy()),
+            "initial model": _hash(layout, self.w0.cpu().numpy(), *frozen),
         }
 
 

@@ -79,6 +79,8 @@ class Registry(Generic[T]):
             return self.entries[name]
         if self.accepts is not None and is_code(name):
             return self._from_file(name)
+        if not self.entries and self.accepts is not None:
+            raise BadInputError(f"unknown {self.kind} {name!r}: give FILE.py:NAME, or register it under this name")
         raise unknown(self.kind, str(name), self.entries)
 
     def options(self, name: str) -> dict[str, object]:

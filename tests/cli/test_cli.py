@@ -248,6 +248,8 @@ def test_a_file_may_name_methods_and_seeds(tmp_path):
         (["methods", "fedfoo"], "unknown method 'fedfoo'"),
         (["report", "absent"], "absent"),
         (["partition", "--clients", "0"], "clients = 0"),
+        (["run", "--transform", "noisy"], "FILE.py:NAME"),
+        (["run", "--loss", "huber"], "loss huber"),
         (["data", "check", "cifar100"], "cifar100"),
     ],
 )
@@ -332,6 +334,21 @@ def test_partition_prints_and_draws(tmp_path):
     facts = json.loads(feddpc("partition", "--partition", "shards", "--json", cwd=tmp_path).stdout)
     assert facts["clients"] == 100
     assert facts["shards"] == 2
+
+
+def test_targets_that_are_no_classes_have_no_picture(tmp_path):
+    done = feddpc("partition", "--data", "diabetes", "--clients", "10", cwd=tmp_path)
+    assert "iid" in done.stdout
+    done = feddpc("run", "--data", "diabetes", "--rounds", "1", "--out", "R", cwd=tmp_path)
+    assert "warning" not in done.stderr
+    assert not list(tmp_path.rglob("partition.png"))
+
+
+def test_owners_in_the_data_are_the_partition(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b,who\n" + "".join(f"{i}.5,{i % 2},w{i % 3}\n" for i in range(30)))
+    chosen = ["--data", "t.csv", "--set", "data.target=b", "--set", "data.client=who"]
+    facts = json.loads(feddpc("partition", *chosen, "--json", cwd=tmp_path).stdout)
+    assert (facts["partition"], facts["clients"]) == ("natural", 3)
 
 
 def test_methods_are_listed_and_explained(tmp_path):

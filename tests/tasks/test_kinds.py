@@ -200,3 +200,13 @@ def test_samples_with_owners_are_a_natural_partition():
     assert setting.config.partition == "natural"
     assert setting.config.clients == len(setting.partition) == 3
     assert setting.partition[1].tolist() == np.flatnonzero(ids == "bob").tolist()
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_loss_that_fits_by_broadcasting_is_refused(classes):
+    """Scores [n, classes] minus class numbers [n] is no error where n is 1, or the number of classes."""
+    x, y = np.zeros((6, 5), np.float32), np.arange(6) % classes
+    data = Dataset.from_arrays(x, y, x, y)
+    for loss in ("squared", "huber"):
+        with pytest.raises(BadInputError, match=f"loss {loss}"):
+            build(Config(clients=2, cohort=2, device="cpu", loss=loss), data=data, module=nn.Linear(5, classes))

@@ -14,6 +14,7 @@ from torch import nn
 from feddpc.build import TaskParts, build, with_reserve
 from feddpc.config import Config
 from feddpc.data import Dataset, load
+from feddpc.data.loading import check_options
 from feddpc.data.partition import Partition
 from feddpc.data.readers import from_hugging_face, from_torch
 from feddpc.errors import BadInputError
@@ -130,9 +131,11 @@ def _read(data: Any, options: Mapping[str, Any]) -> Dataset:
     if isinstance(data, str | Path):
         return load(data, **options)
     if hasattr(data, "column_names"):
+        check_options("a data set of Hugging Face", from_hugging_face, options)
         return from_hugging_face(data, **options)
     if not isinstance(data, Sequence):
         raise wrong_type("data", data, "a name, a path, a Dataset, (x_train, y_train, x_test, y_test) or (train, test)")
+    check_options("data", Dataset.from_arrays, options)
     if len(data) == 2:
         return from_torch(*data, **options)
     if len(data) != 4:

@@ -117,7 +117,7 @@ def partition(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("partition.png"),
     as_json: flags.Json = False,
 ) -> None:
-    """Split the data among clients, print a summary and draw a picture of clients by classes."""
+    """Split the data among clients, print a summary and draw a picture of clients by classes, if there are any."""
     from feddpc.build import partition_name, partition_options
     from feddpc.config import Config
     from feddpc.data import load, schemes
@@ -129,7 +129,6 @@ def partition(
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data, **wanted.data_options)
     wanted = dataclasses.replace(wanted, partition=partition_name(wanted, source))
-    source.require_classes("feddpc partition", "it draws who holds which classes")
     options = partition_options(wanted, len(source.y_train))
     if wanted.partition == "natural":
         split = source.natural_partition()[0]
@@ -142,17 +141,20 @@ def partition(
         + (f" ({terms})" if terms else "")
         + f", seed {wanted.seed}"
     )
-    with explain_os_errors(out):
-        partition_picture.draw(
-            split.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title
-        )
+    drawn = source.target == "classes"
+    if drawn:
+        with explain_os_errors(out):
+            partition_picture.draw(
+                split.counts(source.y_train, source.classes), out, class_names=source.class_names, title=title
+            )
     if as_json:
-        typer.echo(json.dumps({**summary, "partition": wanted.partition, **options, "picture": str(out)}))
+        picture = str(out) if drawn else None
+        typer.echo(json.dumps({**summary, "partition": wanted.partition, **options, "picture": picture}))
         return
     typer.echo(title)
     for key, value in summary.items():
         typer.echo(f"  {key.replace('_', ' '):20}{value:g}")
-    typer.echo(f"picture: {out}")
+    typer.echo(f"picture: {out}" if drawn else f"no picture: the targets of {source.name} are no classes")
 
 
 def _small(clients: int | None) -> dict[str, int]:

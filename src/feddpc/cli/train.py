@@ -220,7 +220,7 @@ def _present(
 
 
 def _picture(outcome: Outcome, path: Path, failures: list[str]) -> None:
-    """Draw the partition of the first run, once, for the page."""
+    """Draw the partition of the first run, once, for the page; there is no picture of clients without classes."""
     config, partition, data = outcome.config, outcome.experiment.partition, outcome.experiment.data
     if path.exists() or len(partition) > 10_000 or data.target != "classes":
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def load(
     if path.suffix in (".csv", ".parquet") and path.exists():
         from feddpc.data.readers import read_table
 
+        check_options(f"data = {text!r}", read_table, options)
         return read_table(path, **options)
     if options:
         raise BadInputError(f"data set {text!r} has no options, but {', '.join(options)} was given: leave it out")
@@ -62,6 +64,23 @@ def load(
     if isinstance(name_or_path, Path) or os.sep in text or path.suffix:
         raise DataError(f"{text} does not exist: give a file, a folder or one of {', '.join(SPECS)}")
     raise unknown("data set", text, SPECS)
+
+
+def check_options(what: str, reader: Callable[..., Dataset], options: Mapping[str, Any]) -> None:
+    """Raise unless ``options`` are some of the keyword-only parameters of ``reader``, and all without a default.
+
+    >>> check_options("data = 't.csv'", lambda *, target, client=None: ..., {"client": "user"})
+    Traceback (most recent call last):
+    feddpc.errors.BadInputError: data = 't.csv' needs data.target: give --set data.target=..., in Python data_options
+    """
+    parameters = inspect.signature(reader).parameters.values()
+    valid = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for option in options:
+        if option not in valid:
+            raise unknown(f"option of {what}", option, valid)
+    for name, needed in valid.items():
+        if needed and name not in options:
+            raise BadInputError(f"{what} needs data.{name}: give --set data.{name}=..., in Python data_options")
 
 
 def _load_known(name: str, cache: str | os.PathLike[str] | None) -> Dataset:

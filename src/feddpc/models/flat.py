@@ -38,6 +38,10 @@ class Flat:
         parameters = dict(self.module.named_parameters())
         return torch.cat([parameters[n].detach().reshape(-1) for n in self.names])
 
+    def frozen(self) -> dict[str, Tensor]:
+        """Return the parameters that are not trained, by name: constants of the network."""
+        return {n: p for n, p in self.module.named_parameters() if not p.requires_grad}
+
     def parameters(self, w: Tensor) -> dict[str, Tensor]:
         """Return views of ``w`` by parameter name (``split``: the backward of slices would zero-fill every leaf)."""
         views = {n: p.view(s) for n, p, s in zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)}

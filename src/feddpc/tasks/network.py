@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
@@ -168,24 +169,30 @@ class NetworkTask(Task):
         """Raise unless the outputs for one sample fit the targets."""
 
     def _check_loss(self, output: Tensor) -> None:
-        """Raise unless the loss of one sample is a finite value of its own."""
+        """Raise unless the loss of every sample is a finite value of its own."""
         name = getattr(self.sample_loss, "__name__", type(self).__name__)
-        outputs, targets = torch.cat([output, output]).to(self.dtype), torch.cat([self.y[:1], self.y[:1]])
+        # The same sample several times, and not as often as there are outputs: one that fits by chance is no loss.
+        n = 3 if self.width == 2 else 2
+        outputs = output.to(self.dtype).expand(n, *output.shape[1:])
+        targets = self.y[:1].expand(n, *self.y.shape[1:])
         try:
-            values = self.sample_losses(outputs, targets)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, of shapes that do not fit: they are refused below
+                values = self.sample_losses(outputs, targets)
         except Exception as error:
             raise BadInputError(
-                f"loss {name} fails for outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {error}"
+                f"loss {name} fails for outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {error}; "
+                "choose a loss for these targets"
             ) from None
         shape = getattr(values, "shape", None)
         tokens = targets.ndim == 2 and not targets.is_floating_point()
-        if shape is None or tuple(shape) not in ((2,), tuple(targets.shape) if tokens else (2,)):
+        if shape is None or tuple(shape) not in ((n,), tuple(targets.shape) if tokens else (n,)):
             got = type(values).__name__ if shape is None else tuple(shape)
             wanted = (
                 "one value per sample and token, [n, T], or per sample, [n]" if tokens else "one value per sample, [n]"
             )
             raise BadInputError(
-                f'loss {name} must return {wanted}, but returns {got} for two samples: use reduction="none", and '
+                f'loss {name} must return {wanted}, but returns {got} for {n} samples: use reduction="none", and '
                 "average over what belongs to one sample; a mean over samples cannot be corrected for padding"
             )
         if not bool(values.isfinite().all()):
