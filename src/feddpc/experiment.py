@@ -19,7 +19,7 @@ from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.federated_data import FederatedData, Ids
 from feddpc.methods.local_steps import with_optimizer
 from feddpc.participants import Draw, Sampler
-from feddpc.policies import Policies, client_optimizer, server_optimizer
+from feddpc.policies import Policies, server_optimizer
 from feddpc.population import Population
 from feddpc.registry import short_name
 from feddpc.tasks.network import NetworkTask
@@ -66,7 +66,7 @@ class Experiment:
 
     def local(self, method: Method) -> Method:
         """Return ``method`` with the local steps of this experiment's client optimizer."""
-        return with_optimizer(method, client_optimizer(self.config))
+        return with_optimizer(method, self.population.optimizer)
 
     def __repr__(self) -> str:
         config = self.config

@@ -21,9 +21,9 @@ def describe(fn: Callable[..., Any]) -> str:
     """Return the qualified name of ``fn`` and, unless it belongs to a library, a digest of what it computes.
 
     The digest is one of the source code, together with the plain values that defaults, a closure, a
-    ``functools.partial`` or a callable object hold. Where there is no source code (``python -c``, ``exec``), it is one
-    of the compiled code, which another version of Python compiles in another way. What a function calls is not part of
-    it.
+    ``functools.partial`` or a callable object hold. Of lambdas, and where there is no source code (``python -c``,
+    ``exec``), it is one of the compiled code, which another version of Python compiles in another way. What a function
+    calls is not part of it.
 
     >>> import math, torch.nn.functional as F
     >>> describe(math.sqrt), describe(F.relu)
@@ -71,13 +71,12 @@ def _parts(fn: Any) -> list[str]:
 
 
 def _source(thing: Any) -> list[str]:
+    if getattr(thing, "__name__", "") == "<lambda>":  # its source would be whole lines, with all else that stands there
+        return _code(thing)
     try:
-        source = inspect.cleandoc(inspect.getsource(thing))
+        return [inspect.cleandoc(inspect.getsource(thing))]
     except (OSError, TypeError):
         return _code(thing)
-    # Of several lambdas in one line, the source code does not say which one it is.
-    several = getattr(thing, "__name__", "") == "<lambda>" and source.count("lambda") > 1
-    return [source, *(_code(thing) if several else [])]
 
 
 def _code(thing: Any) -> list[str]:

@@ -29,7 +29,8 @@ class Population:
         self.config, self.sizes, self.sampler, self.faults = config, sizes, sampler, faults
         self._by_samples = config.weighting == "samples"
         self._factor = make_schedule(config.lr_schedule, config.lr_schedule_options, config.rounds)
-        self.momentum = client_optimizer(config).momentum_of_clients
+        self.optimizer = client_optimizer(config)  #: how clients make local steps
+        self.momentum = self.optimizer.momentum_of_clients
         self._sizes_on: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:
