@@ -66,7 +66,7 @@ class Experiment:
 
     def local(self, method: Method) -> Method:
         """Return ``method`` with the local steps of this experiment's client optimizer."""
-        return with_optimizer(method, self.population.optimizer)
+        return method if self.population.plain_steps else with_optimizer(method, self.population.optimizer)
 
     def __repr__(self) -> str:
         config = self.config

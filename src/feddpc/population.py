@@ -30,7 +30,7 @@ class Population:
         self._by_samples = config.weighting == "samples"
         self._factor = make_schedule(config.lr_schedule, config.lr_schedule_options, config.rounds)
         self.optimizer = client_optimizer(config)  #: how clients make local steps
-        self.momentum = self.optimizer.momentum_of_clients
+        self.momentum, self.plain_steps = self.optimizer.momentum_of_clients, not self.optimizer.features
         self._sizes_on: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:
