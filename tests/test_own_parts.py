@@ -13,7 +13,7 @@ from feddpc import config, methods, models
 from feddpc.api import REGISTRIES
 from feddpc.cli import app
 from feddpc.data import load, schemes
-from feddpc.errors import BadInputError, DataError
+from feddpc.errors import BadInputError, DataError, RunFolderError
 from feddpc.registry import Registry, refuse_code
 from feddpc.report import tables
 from feddpc.runs.engine_choice import CHOSEN
@@ -128,8 +128,8 @@ def test_a_changed_model_is_named_when_a_comparison_is_resumed():
     compare = ["compare", *QUICK, "--methods", "fedavg", "--model", "own.py:Net", "--out", "c"]
     assert invoke(*compare).exit_code == 0
     Path("own.py").write_text(OWN + "# other\n")
-    with pytest.warns(UserWarning, match=r"own\.py changed"):
-        assert invoke(*compare, "--resume").exit_code == 0
+    with pytest.warns(UserWarning, match=r"own\.py changed"), pytest.raises(RunFolderError, match="code of Net"):
+        invoke(*compare, "--resume")
 
 
 def test_an_extended_sweep_does_not_run_code_that_only_its_folder_names():

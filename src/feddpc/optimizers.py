@@ -235,8 +235,9 @@ class ServerAdagrad(ServerOptimizer):
 
     def direction(self, delta: Tensor, state: State, client_lr: Any) -> tuple[Tensor, State]:
         """Return the scaled mean of the changes; there is no correction of bias."""
-        x = client_lr * delta
-        m, v = torch.lerp(state["m"], x, 1 - self.b1), self.second_moment(state["v"], x.square())
+        x, largest = client_lr * delta, torch.finfo(delta.dtype).max
+        square = x.square().clamp(max=largest)  # of a change beyond the root of the largest number
+        m, v = torch.lerp(state["m"], x, 1 - self.b1), self.second_moment(state["v"], square).clamp(max=largest)
         return m / (v.sqrt() + self.tau), {"m": m, "v": v}
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:

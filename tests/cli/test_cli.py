@@ -249,7 +249,7 @@ def test_a_file_may_name_methods_and_seeds(tmp_path):
         (["report", "absent"], "absent"),
         (["partition", "--clients", "0"], "clients = 0"),
         (["run", "--transform", "noisy"], "FILE.py:NAME"),
-        (["run", "--loss", "huber"], "loss huber"),
+        (["run", "--loss", "huber"], "loss = 'huber'"),
         (["data", "check", "cifar100"], "cifar100"),
     ],
 )

@@ -97,6 +97,7 @@ def test_code_that_only_a_folder_names_is_not_run(tmp_path, monkeypatch, how):
     with pytest.raises(BadInputError, match=r"names code, mine\.py:Mine"):
         feddpc(*how, "theirs")
     assert not (tmp_path / "ran").exists()
+    (tmp_path / "mine.py").write_text(CODE)  # a resumed run wants the code that it was begun with
     assert feddpc(*how, "theirs", "--method", "mine.py:Mine").exit_code == 0
 
 

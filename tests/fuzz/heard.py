@@ -47,7 +47,7 @@ ASKED = ("scaffold", "datasharing", "fedga", "fedbr", "gmm", "faug", "fedamd")
 
 
 #: What needs that the node has heard something before.
-LATER = {("fedga", "train"), ("fedbr", "train")}
+LATER = {("fedga", "train"), *((m, a) for m in ("datasharing", "fedbr", "gmm") for a in ("train", "evaluate"))}
 
 
 class Listening(flower.InProcessGrid):

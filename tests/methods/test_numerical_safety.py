@@ -16,6 +16,9 @@ CLIENT_LR, SERVER_LR, POPULATION = 0.1, 0.1, 20
 #: Times the longest update: what no method's step exceeds from its initial state; 2 is FedDPC's 1 + lambda.
 BOUND = 2.0
 ALL = pytest.mark.parametrize("name", VARIANTS)
+#: They divide each coordinate by its own size, so that steps are no multiples of updates and do not turn with them.
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
+LINEAR = pytest.mark.parametrize("name", [n for n in VARIANTS if n not in ADAPTIVE])
 
 
 @st.composite
@@ -108,7 +111,8 @@ def test_finite_and_bounded(name, problem):
     method, server = VARIANTS[name], Server(VARIANTS[name], g)
     moved = server.step(x)
     # eta_g / eta_l = 1, so a mean moves by at most the longest update; FedDPC by (1 + lambda) times that.
-    assert float(moved.double().norm()) <= BOUND * longest(x) * (1 + 1e-5)
+    if name not in ADAPTIVE:
+        assert float(moved.double().norm()) <= BOUND * longest(x) * (1 + 1e-5)
     server.w = torch.zeros_like(g)
     server.step(x.flip(0), round=2)
     for state in (server.server, server.made.slots, {"w": server.w}):
@@ -133,7 +137,7 @@ def test_the_order_of_clients_does_not_matter(name, problem, random):
     torch.testing.assert_close(other, one, rtol=0, atol=tolerance)
 
 
-@ALL
+@LINEAR
 @given(stacks())
 @settings(max_examples=15, deadline=None)
 def test_turning_all_updates_turns_the_step(name, problem):

@@ -122,7 +122,7 @@ class ClientAppExchange(Exchange):
                 f"num_rounds = {rounds}, but the privacy budget is counted for rounds = {config.rounds}: give "
                 f"rounds={rounds} to the strategy"
             )
-        if "over" in config.lr_schedule_options and rounds != config.rounds:
+        if config.lr_schedule_options.get("over") == config.rounds != rounds:
             raise BadInputError(
                 f"num_rounds = {rounds}, but lr_schedule = {config.lr_schedule!r} is made for rounds = "
                 f"{config.rounds}: give rounds={rounds} to the strategy"

@@ -19,6 +19,9 @@ from feddpc.errors import unknown
 PAPER: Mapping[str, Any] = {
     "clients": 100,
     "cohort": 10,
+    "task": "classification",
+    "loss": "cross-entropy",
+    "metrics": "accuracy",
     "partition": "dirichlet",
     "participation": "uniform",
     "dropout": 0.0,
@@ -93,7 +96,14 @@ def preset(data: str, method: str = "feddpc", *, scale: str | None = None, **cha
     sizes, scale = scales(data), scale or default_scale(data)
     if scale not in sizes:
         raise unknown("scale", scale, sizes)
-    values: dict[str, Any] = {**PAPER, **_DATA[data], **sizes[scale].values, "alpha": 0.2, "seed": 0, **changes}
+    values: dict[str, Any] = {
+        **PAPER,
+        **_DATA[data],
+        **sizes[scale].values,
+        "alpha": 0.2,
+        "seed": 0,
+        **changes,
+    }
     values.setdefault("server_lr", values["lr"])
     values["partition_options"] = {**values["partition_options"], "alpha": values["alpha"]}
     values["hyper"] = methods.create(method, **values.get("hyper", {})).hyper()

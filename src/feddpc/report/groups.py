@@ -87,6 +87,8 @@ def show(value: Any) -> str:
     >>> show(1.0), show(1e-6), show(0.1 + 0.2), show(False), show([1, 2.0]), show("a\x1bb")
     ('1', '1e-06', '0.30000000000000004', 'false', '[1, 2]', 'a�b')
     """
+    if value == "":
+        return "none"
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value or value != value else repr(value)

@@ -181,7 +181,7 @@ def make_space(
     return Space(axes, trials, seed, sampler, **more)
 
 
-def stored_plan(folder: Path, kind: str, asked: Any) -> StudyPlan | None:
+def stored_plan(folder: Path, kind: str, asked: Any = ()) -> StudyPlan | None:
     """Return the plan of the comparison or sweep in ``folder``, or None if there is none.
 
     Reading a plan may run the code of the user's own that it names. A folder may come from anybody, so code that is

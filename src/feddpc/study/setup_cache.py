@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,14 +25,21 @@ PER_RUN_KEYS = after_setup_keys()
 _cache: OrderedDict[str, Experiment] = OrderedDict()
 
 
+class _Options(dict[str, Any]):
+    """Options of a data set, as part of a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True, default=str))
+
+
 def dataset(config: Config) -> Dataset:
     """Return the data set of a configuration, the same object every time."""
-    return _loaded(config.data, json.dumps(config.data_options), *_place(config.data))[0]
+    return _loaded(config.data, _Options(config.data_options), *_place(config.data))[0]
 
 
 def fingerprint(config: Config) -> str:
     """Return a hash of the content of a configuration's data set."""
-    return _loaded(config.data, json.dumps(config.data_options), *_place(config.data))[1]
+    return _loaded(config.data, _Options(config.data_options), *_place(config.data))[1]
 
 
 def _place(name: str) -> tuple[Path | None, str]:
@@ -40,8 +48,8 @@ def _place(name: str) -> tuple[Path | None, str]:
 
 
 @lru_cache(maxsize=4)
-def _loaded(name: str, options: str, _base: Path | None, code: str) -> tuple[Dataset, str]:
-    data = load(name, **json.loads(options))
+def _loaded(name: str, options: _Options, _base: Path | None, code: str) -> tuple[Dataset, str]:
+    data = load(name, **options)
     return data, data_hash(data) + code
 
 
