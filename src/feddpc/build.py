@@ -90,7 +90,8 @@ def build(
         transform=transform,
         metrics=own.metrics or named_metrics(config.metrics),
     )
-    config = set_threads(config, task.d)
+    positions = data.y_train.shape[1] if data.target == "tokens" else 1
+    config = set_threads(config, task.d * positions)
     assert config.batch_size is not None
     return Experiment(
         config=config,
