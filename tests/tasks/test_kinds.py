@@ -211,3 +211,32 @@ def test_a_loss_that_fits_by_broadcasting_is_refused(classes):
     for loss in (lambda o, t: (o - t) ** 2, lambda o, t: F.huber_loss(o, t.double(), reduction="none")):
         with pytest.raises(BadInputError, match="loss"):
             build(config, data=data, module=nn.Linear(5, classes), own=TaskParts(loss=loss))
+
+
+class MeanError:
+    """An object with the hooks of torchmetrics, which accumulates and knows its direction."""
+
+    higher_is_better = False
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.total, self.count = 0.0, 0
+
+    def to(self, device):
+        return self
+
+    def update(self, outputs, targets):
+        self.total, self.count = self.total + float((outputs - targets).abs().sum()), self.count + len(targets)
+
+    def compute(self):
+        return self.total / self.count
+
+
+def test_an_object_like_those_of_torchmetrics_starts_anew_at_every_evaluation():
+    setting = experiment("regression", TaskParts(metrics=(MeanError(), "mae")))
+    found = [setting.task.evaluate(setting.w0) for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0]["meanerror"] == pytest.approx(found[0]["mae"])
+    assert setting.task.metrics[0].direction == "min"
