@@ -1,4 +1,4 @@
-"""Commands in processes of their own that do not import torch anew: each is forked from one that has imported it.
+"""Commands in processes of their own that need not import torch: each is forked from one that has imported it.
 
 A child is a process like any other: it has its own output, exit code and memory, and can be interrupted and killed.
 What it does not show is how ``python -m feddpc`` starts; a few tests start that too.

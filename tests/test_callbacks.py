@@ -351,7 +351,6 @@ def test_keep_is_a_flag_and_a_key(tmp_path):
 
 
 def test_a_federation_refuses_to_keep_the_best_model():
-    pytest.importorskip("flwr")
     from feddpc.flower import strategy
 
     with pytest.raises(BadInputError, match="keep"):

@@ -165,3 +165,18 @@ def test_names_of_metrics_may_have_blanks_between_them():
 
 def test_methods_names_are_those_of_the_table():
     assert {"fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova"} <= set(methods.names())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model_options": {"hidden": 3}, "model": nn.Linear(3, 2)},
+        {"partition_options": {"min_size": 3}, "partition": [range(15), range(15, 30)]},
+        {"data_options": {"target": "floats"}, "data": feddpc.Dataset.from_arrays(*PAIRS)},
+        {"server_optimizer": "adam", "method": "fedadam"},
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(values):
+    how = {"data": PAIRS, "model": nn.Linear(3, 2), "clients": 5, "cohort": 2, "rounds": 1} | values
+    with pytest.raises(BadInputError, match=next(iter(values))):
+        feddpc.simulate(**how)

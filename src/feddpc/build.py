@@ -22,6 +22,7 @@ from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
 from feddpc.methods.federated_data import FederatedData, reserved
+from feddpc.methods.fedopt import FedOpt
 from feddpc.methods.local_steps import check_local_steps
 from feddpc.policies import Policies, client_optimizer, resolve_policies
 from feddpc.registry import is_code
@@ -167,6 +168,7 @@ def resolve(
     if config.partition == "natural" and partition is None:
         partition = data.natural_partition()[0]
     if partition is not None:
+        _refuse_options(config.partition_options, "partition_options", "a partition that is given")
         name = "natural" if config.partition == "natural" else "given"
         changes |= {"partition": name, "clients": len(partition), "partition_options": {}}
         if config.cohort > len(partition):
@@ -176,6 +178,7 @@ def resolve(
         kept = len(reserve) + int(held_counts(config.validation, data, reserve).sum())
         changes["partition_options"] = partition_options(config, len(data.y_train) - kept)
     if module is not None:
+        _refuse_options(config.model_options, "model_options", "a module that is given")
         changes |= {"model": type(module).__name__, "model_options": {}}
     else:
         name = models.default_name(data) if config.model == "auto" else config.model
@@ -191,6 +194,12 @@ def resolve(
     changes["participation_options"] = sampling.options(config.participation) | config.participation_options
     changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
     return resolve_policies(dataclasses.replace(config, **changes))
+
+
+def _refuse_options(options: dict[str, Any], name: str, what: str) -> None:
+    """Raise if there are options for something that is not built from them."""
+    if options:
+        raise BadInputError(f"{name} = {options}: {what} has no options: leave them out")
 
 
 def _resolve_task(config: Config, data: Dataset, own: TaskParts) -> dict[str, Any]:
@@ -282,6 +291,11 @@ def for_method(experiment: Experiment, method: Method, learned: State | None = N
         raise BadInputError(
             f"{method.name} learns targets of kind {' or '.join(method.targets)}, but those of {experiment.data.name} "
             f"are {experiment.data.target}: choose another method"
+        )
+    if isinstance(method, FedOpt) and experiment.policies.optimizer is not None:
+        raise BadInputError(
+            f"server_optimizer = {experiment.config.server_optimizer!r}: {method.name} is FedAvg with a server "
+            "optimizer already: leave it out, or use fedavg"
         )
     if not any(overrides(method, hook) for hook in DATA_HOOKS):
         return experiment

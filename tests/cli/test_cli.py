@@ -19,10 +19,10 @@ QUICK = ["--clients", "20", "--cohort", "4", "--engine", "loop", "--model", "mlp
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
-def feddpc(*args, cwd, check=True, anew=False):
-    """Run the command in a process of its own, forked from one that has imported torch, or started ``anew``."""
+def feddpc(*args, cwd, check=True, fresh=False):
+    """Run the command in a process of its own, forked from one that has imported torch, or ``fresh``."""
     args = [str(arg) for arg in args]
-    if anew:
+    if fresh:
         command = [sys.executable, "-m", "feddpc", *args]
         done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENV, timeout=120)
     else:
@@ -174,7 +174,7 @@ def test_json_is_all_that_standard_output_holds(tmp_path):
 
 
 def test_quiet_is_quiet(tmp_path):
-    done = feddpc("run", "--rounds", "2", "--quiet", *QUICK, cwd=tmp_path, anew=True)
+    done = feddpc("run", "--rounds", "2", "--quiet", *QUICK, cwd=tmp_path, fresh=True)
     assert (done.stdout, done.stderr) == ("", "")
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
@@ -377,4 +377,4 @@ def test_own_method_from_a_file_and_its_resume(tmp_path):
 def test_version(tmp_path):
     from feddpc import __version__
 
-    assert feddpc("--version", cwd=tmp_path, anew=True).stdout.strip() == __version__
+    assert feddpc("--version", cwd=tmp_path, fresh=True).stdout.strip() == __version__

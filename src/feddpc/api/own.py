@@ -127,6 +127,8 @@ def _dataset(data: Any, client_ids: Any, options: Mapping[str, Any]) -> Dataset:
 def _read(data: Any, options: Mapping[str, Any]) -> Dataset:
     """Return a data set by its name, or made of arrays, of torch data sets or of one of Hugging Face."""
     if isinstance(data, Dataset):
+        if options:
+            raise BadInputError(f"data_options = {dict(options)}: a Dataset is read already: leave them out")
         return data
     if isinstance(data, str | Path):
         return load(data, **options)

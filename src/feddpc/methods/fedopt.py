@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,15 +14,15 @@ from feddpc.optimizers import ServerAdagrad, ServerAdam, ServerMomentum, ServerO
 _REDDI = "Reddi et al., Adaptive Federated Optimization, ICLR 2021, arXiv:2003.00295"
 
 
-class _Optimized(Method):
+class FedOpt(Method, ABC):
     """FedAvg, whose mean goes through a server optimizer."""
 
     needs_only_sums: ClassVar[bool] = True
 
     @property
+    @abstractmethod
     def optimizer(self) -> ServerOptimizer:
         """The server's rule."""
-        raise NotImplementedError
 
     def init_server(self, w: Tensor, population: int) -> State:
         """The state of the optimizer."""
@@ -34,7 +35,7 @@ class _Optimized(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgM(_Optimized):
+class FedAvgM(FedOpt):
     """Remember the direction of travel on the server.
 
     Client j:  as FedAvg
@@ -75,7 +76,7 @@ class FedAvgM(_Optimized):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdagrad(_Optimized):
+class FedAdagrad(FedOpt):
     """Scale every coordinate of the server's step by what it has moved so far.
 
     Client j:  as FedAvg

@@ -58,7 +58,7 @@ class Mechanism:
     clip: float  #: longest vector of a client, as a difference of models
     noise: float  #: standard deviation of the noise on the sum, in multiples of the clip
     delta: float  #: probability with which the promise may fail
-    cohort: float  #: how many clients a round has on average; the sum is divided by it, however many came
+    cohort: float  #: clients per round on average; the sum is divided by this, not by the number of participants
     population: int
     reproducible: bool = True  #: noise from the experiment's seed, for simulation; else from the operating system
 

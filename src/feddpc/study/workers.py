@@ -170,7 +170,7 @@ def _scratch() -> Path:
     return folder
 
 
-class Pool:
+class Pool(ABC):
     """Workers that are ready for batches; at the end of the ``with`` block they are gone."""
 
     size: int  #: how many batches may be out at a time
@@ -180,14 +180,14 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: object) -> None:  # noqa: B027
         """End all workers."""
 
+    @abstractmethod
     def submit(self, batch: Batch) -> Future[list[RunReport]]:
         """Give a batch to a worker that is free."""
-        raise NotImplementedError
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """Ask all workers to stop after their present round."""
 
 
