@@ -93,13 +93,12 @@ def build(
     )
     positions = data.y_train.shape[1] if data.target == "tokens" else 1
     config = set_threads(config, task.d * positions)
-    assert config.batch_size is not None
     return Experiment(
         config=config,
         data=data,
         partition=partition,
         task=task,
-        planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift, uniforms_of(transform)),
+        planner=make_planner(config, partition, task, shift),
         sampler=sampling.make(
             config.participation,
             population=len(partition),
@@ -116,6 +115,21 @@ def build(
         client_tests=client_tests,
         validate=judge(task, data, held),
     )
+
+
+def make_planner(config: Config, partition: Partition, task: NetworkTask, shift: int) -> Planner:
+    """Return what plans the clients' batches, none of them smaller than the network can be trained on."""
+    smallest = task.traits.smallest_batch
+    assert config.batch_size is not None
+    if smallest > 1 and min(config.batch_size, int(partition.sizes.min())) < smallest:
+        client = int(partition.sizes.argmin())
+        field = "batch_size = 1" if config.batch_size < smallest else f"client {client} has one sample"
+        raise BadInputError(
+            f"{field}, but the model has a BatchNorm that needs two samples per batch: raise batch_size, leave such "
+            "clients out, or convert the model with feddpc.models.to_groupnorm"
+        )
+    uniforms = uniforms_of(task.transform)
+    return Planner(partition, config.batch_size, config.epochs, config.seed, shift, uniforms, smallest)
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,7 @@ class Run:
     def model(self) -> nn.Module:
         """A new module with the current global weights, on the CPU and in evaluation mode; keep it or change it."""
         task = self._experiment.task
-        return with_weights(
-            task.module, task.flat.state_dict(self._method.evaluated(self._state.w, self._state.server))
-        )
+        return with_weights(task.module, task.flat.state_dict(self._state.model(self._method)))
 
     @property
     def validates(self) -> bool:

@@ -233,6 +233,15 @@ class Config:
         0.0, "Share of every class of the training set that nobody trains on, evaluated after every round.", "data"
     )
     seed: int = key(0, "Seed of partition, initial model, cohorts and batches.", "training", per_run=True)
+    buffers: Literal["auto", "average", "local", "refuse"] = key(
+        "auto",
+        "What happens to statistics that a network measures in training, such as BatchNorm's: `average` takes their "
+        "mean over the clients, `local` leaves them with each client, `refuse` refuses such networks.",
+        "training",
+        shown="auto: average, but local with FedBN",
+        after_setup=True,
+        simulator_only=True,
+    )
     keep: Literal["last", "best"] = key(
         "last",
         "The model that a run returns and writes: that of its last round, or of the round with the best primary metric "

@@ -18,6 +18,7 @@ from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.federated_data import FederatedData, Ids
 from feddpc.methods.local_steps import with_optimizer
+from feddpc.methods.statistics import with_statistics
 from feddpc.participants import Draw, Sampler
 from feddpc.policies import Policies, server_optimizer
 from feddpc.population import Population
@@ -64,9 +65,33 @@ class Experiment:
         policies = dataclasses.replace(self.policies, optimizer=server_optimizer(self.config))
         object.__setattr__(self, "policies", policies)
 
-    def local(self, method: Method) -> Method:
-        """Return ``method`` with the local steps of this experiment's client optimizer."""
-        return method if self.population.plain_steps else with_optimizer(method, self.population.optimizer)
+    def local(self, method: Method, statistics: Tensor | None = None) -> Method:
+        """Return ``method`` with the local steps of this experiment's client optimizer.
+
+        If the network measures statistics, with a client half that carries them; ``statistics`` are the global ones.
+        """
+        local = method if self.population.plain_steps else with_optimizer(method, self.population.optimizer)
+        return local if statistics is None else with_statistics(local, statistics)
+
+    def buffers(self, method: Method) -> str:
+        """Return what happens to statistics of the network with ``method``: "average" or "local"; or refuse them."""
+        wanted, found = self.config.buffers, self.task.traits.statistics
+        if not found:
+            return "local" if method.keeps_statistics else "average"
+        remedy = "convert the model with feddpc.models.to_groupnorm"
+        if wanted == "refuse":
+            raise BadInputError(f"buffers = 'refuse', and training changes buffer {found[0]!r} of the model: {remedy}")
+        if method.keeps_statistics and wanted == "average":
+            raise BadInputError(f"buffers = 'average', but {method.name} keeps them with the clients: leave it out")
+        policy = "local" if method.keeps_statistics or wanted == "local" else "average"
+        guards = {"privacy": self.policies.privacy, "rule or screen": self.policies.defense}
+        for name, guard in guards.items():
+            if policy == "average" and guard is not None:
+                raise BadInputError(
+                    f"buffers = 'average' with {name}: it does not see buffers such as {found[0]!r}, so that one client "
+                    f"could set them, or be known by them: use buffers = 'local', or {remedy}"
+                )
+        return policy
 
     def __repr__(self) -> str:
         config = self.config

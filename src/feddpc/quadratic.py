@@ -114,7 +114,7 @@ def trajectory(
             f"{method.name} needs a network and samples ({', '.join(changes)}), but quadratic clients have neither: "
             "choose another method, or feddpc.simulate"
         )
-    progress = RunState.begin(method, w, population, optimizer=experiment.policies.optimizer)
+    progress = RunState.of(experiment, method)
     path = [w]
     for _ in schedule:
         run_round(experiment, method, engine or Loop(), progress)

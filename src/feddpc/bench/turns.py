@@ -145,9 +145,7 @@ class Workbench:
             machine = ENGINES[engine]()
             if why := machine.refuses(experiment.task):
                 raise BadInputError(why)
-            state = RunState.begin(
-                rule, experiment.w0, len(experiment.population), optimizer=experiment.policies.optimizer
-            )
+            state = RunState.of(experiment, rule)
             return lambda: run_round(experiment, rule, machine, state)
 
         return Entrant(engine, method, precision, build, self.device)

@@ -69,6 +69,7 @@ class Planner:
     seed: int
     shift: int = 0  # largest shift of a crop in pixels; 0 means no augmentation
     uniforms: int = 0  # random numbers per sample for a transform; 0 means none
+    smallest: int = 1  # a last batch with fewer samples joins the one before it
 
     def plan(self, round: int, clients: Ints) -> BatchPlan:
         """Plan ``epochs`` shuffled passes over each client's samples; the last partial batch of a pass is kept."""
@@ -80,17 +81,16 @@ class Planner:
 
     def steps(self, sizes: Ints) -> Ints:
         """Return the number of local steps per round of clients with ``sizes`` samples."""
-        return -(-sizes // self.batch_size) * self.epochs
+        whole, rest = sizes // self.batch_size, sizes % self.batch_size
+        apart: Ints = whole + ((rest >= self.smallest) | ((rest > 0) & (whole == 0)))
+        return apart * self.epochs
 
     def sweep(self, clients: Ints) -> BatchPlan:
         """Plan one pass over each client's samples, unshuffled and unaugmented, for full gradients."""
         return self._pad(None, clients, [[self.partition[int(c)]] for c in clients])
 
     def _pad(self, round: int | None, clients: Ints, passes: list[list[Ints]]) -> BatchPlan:
-        chunks = [
-            [order[i : i + self.batch_size] for order in orders for i in range(0, len(order), self.batch_size)]
-            for orders in passes
-        ]
+        chunks = [[batch for order in orders for batch in self._batches(order)] for orders in passes]
         steps = np.array([len(c) for c in chunks], dtype=np.int64)
         K, B = max((len(c) for c in chunks), default=0), max((len(b) for c in chunks for b in c), default=0)
         index = np.zeros((len(clients), K, B), dtype=np.int64)
@@ -106,6 +106,12 @@ class Planner:
         sizes = np.array([len(orders[0]) for orders in passes], dtype=np.int64)
         return BatchPlan(clients, sizes, index, count, steps, noise, draws)
 
+    def _batches(self, order: Ints) -> list[Ints]:
+        starts = list(range(0, len(order), self.batch_size))
+        if len(starts) > 1 and len(order) - starts[-1] < self.smallest:
+            starts.pop()
+        return [order[a:b] for a, b in zip(starts, [*starts[1:], len(order)], strict=True)]
+
     @property
     def draw_width(self) -> int:
         """How many random numbers there are per sample."""
@@ -117,7 +123,7 @@ class Planner:
         for i, client in enumerate(clients):
             # One stream per client, read step by step, so that the draws do not depend on the padding of the cohort.
             rng = generator(self.seed, "transform" if self.uniforms else "augment", round, int(client))
-            size = min(self.batch_size, len(self.partition[int(client)]))
+            size = min(self.batch_size + self.smallest - 1, len(self.partition[int(client)]))
             wanted = (shape[1], size, self.draw_width)
             if self.uniforms:
                 draws[i, :, :size] = rng.random(wanted, dtype=np.float32)

@@ -35,8 +35,14 @@ class Stacked(Engine):
         self.wrap: Wrap = wrap or (lambda f: f)
 
     def refuses(self, task: Task) -> str | None:
-        """Modules that draw for themselves would draw other numbers than in the reference engine."""
-        return "the model draws random numbers (dropout), which cannot be reproduced here" if task.stochastic else None
+        """Modules that draw for themselves would draw other numbers, and those that mix samples would see padding."""
+        if task.stochastic:
+            return "the model draws random numbers (dropout), which cannot be reproduced here"
+        if task.traits.mixes_samples:
+            return "the model mixes the samples of a batch (BatchNorm), and would see padding here"
+        if task.traits.statistics:
+            return f"training changes buffer {task.traits.statistics[0]!r} of the model, which cannot be stacked"
+        return None
 
     @torch.no_grad()
     def probe(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> State:

@@ -15,6 +15,7 @@ from feddpc.methods.fedalign import FedAlign
 from feddpc.methods.fedamd import FedAMD
 from feddpc.methods.fedavg import FedAvg
 from feddpc.methods.fedbr import FedBR
+from feddpc.methods.fedbn import FedBN
 from feddpc.methods.fedcm import FedCM
 from feddpc.methods.feddc import FedDC
 from feddpc.methods.feddpc import FedDPC
@@ -63,7 +64,7 @@ METHODS: Registry[Method] = Registry(
         for cls in (
             *(FedDPC, FedAvg, FedProx, FedExP, FedGA, FedCM, FedVARP, ClusterFedVARP),
             *(Scaffold, FedDyn, FedSpeed, FedAlign, MOON, FedAMD, FedDC, MIFA, FedBR, DataSharing, GMM, FAug),
-            *(FedNova, FedAvgM, FedAdam, FedYogi, FedAdagrad),
+            *(FedNova, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedBN),
         )
     },
     accepts=_is_method,

@@ -157,6 +157,8 @@ class Method:
     privacy: ClassVar[str] = "Nothing but the update leaves a client."
     #: Whether :meth:`combine` uses its rows only in weighted sums over clients, which several machines can add up.
     needs_only_sums: ClassVar[bool] = False
+    #: Whether statistics of the network, such as BatchNorm's, stay with each client.
+    keeps_statistics: ClassVar[bool] = False
     #: The server's learning rate where none is set; None: that of the clients.
     usual_server_lr: ClassVar[float | None] = None
 
@@ -308,6 +310,10 @@ class Method:
 
     def evaluated(self, w: Tensor, server: State) -> Tensor:
         """The model that is evaluated after a round; ``w`` itself, unless the authors look at another point."""
+        return w
+
+    def personal(self, task: Task, w: Tensor, state: State) -> Tensor:
+        """The model that ONE client with memory ``state`` uses where the global one is ``w``; usually that one."""
         return w
 
     # What is known about a method.

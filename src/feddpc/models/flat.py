@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ class Flat:
     """One vector for all trainable parameters of ``module``, in the order of ``named_parameters``.
 
     Every method of this library is row algebra on such vectors: projections, norms, memories, messages, checkpoints.
+    A model that is evaluated or stored may have the module's statistics, such as BatchNorm's, behind its parameters.
 
     >>> flat = Flat(nn.Linear(3, 2))
     >>> flat.d
@@ -23,8 +24,9 @@ class Flat:
     torch.Size([2])
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, statistics: Sequence[str] = ()) -> None:
         self.module = module
+        self.statistics = tuple(statistics)  #: names of the buffers that training changes
         trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self.names = [n for n, _ in trainable]
         self.shapes = [p.shape for _, p in trainable]
@@ -44,18 +46,39 @@ class Flat:
 
     def parameters(self, w: Tensor) -> dict[str, Tensor]:
         """Return views of ``w`` by parameter name (``split``: the backward of slices would zero-fill every leaf)."""
+        if len(w) > self.d:
+            return self.parameters(w[: self.d]) | self.buffers(w[self.d :])
         views = {n: p.view(s) for n, p, s in zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)}
         if not self.together:
             return views
         return {n: p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p for n, p in views.items()}
 
+    def read_statistics(self) -> Tensor:
+        """Return the module's present statistics as a new vector of the parameters' type."""
+        held, like = dict(self.module.named_buffers()), next(self.module.parameters())
+        return torch.cat([like.new_zeros(0), *(held[n].detach().to(like.dtype).reshape(-1) for n in self.statistics)])
+
+    def write_statistics(self, values: Tensor) -> None:
+        """Put statistics into the module."""
+        held = dict(self.module.named_buffers())
+        for name, value in self.buffers(values).items():
+            held[name].copy_(value)
+
+    def buffers(self, values: Tensor) -> dict[str, Tensor]:
+        """Return statistics by the names of their buffers, in the buffers' types."""
+        held = [(n, b) for n, b in self.module.named_buffers() if n in self.statistics]
+        parts = torch.split(values, [b.numel() for _, b in held])
+        return {n: part.view(b.shape).to(b.dtype) for (n, b), part in zip(held, parts, strict=True)}
+
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
         """Return a state_dict for ``module.load_state_dict``: copies, on the CPU, frozen parameters included."""
-        trained = self.parameters(w)
+        measured = self.buffers(w[self.d :]) if len(w) > self.d else {}
+        trained = self.parameters(w[: self.d])
         names = {id(p): n for n, p in self.module.named_parameters() if n in trained}
         # Under every name it has: a module may use one parameter in two places.
         every = {n: names[id(p)] for n, p in self.module.named_parameters(remove_duplicate=False) if id(p) in names}
         state = self.module.state_dict() | {n: trained[first] for n, first in every.items()}
+        state |= {n: b for n, b in measured.items() if n in state}
         return {n: p.detach().cpu().clone() for n, p in state.items()}
 
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Which models can be trained, and converting BatchNorm to GroupNorm.
 
-A global model is a vector of parameters. Buffers, such as BatchNorm's running statistics, are not part of it: no method
-says how to average them, and under partial participation they belong to clients that may not come back.
+A global model is a vector of parameters. BatchNorm's running statistics are not part of it: they are averaged beside
+it, or stay with the clients (:mod:`feddpc.methods.statistics`), and neither is as good as a layer that has none.
 """
 
 from __future__ import annotations
@@ -38,18 +38,7 @@ def to_groupnorm(module: nn.Module, groups: int = 2) -> nn.Module:
 
 
 def check_supported(module: nn.Module) -> None:
-    """Raise, with the remedy, unless the whole model is a set of parameters of which at least one is trained."""
-    for name, part in module.named_modules():
-        if isinstance(part, _BatchNorm):
-            raise BadInputError(
-                f"layer {name or 'the model itself'!r} is a {type(part).__name__}, whose statistics "
-                "of a batch do not carry over from client to client: convert the model with feddpc.models.to_groupnorm"
-            )
-    for name, _ in module.named_buffers():
-        raise BadInputError(
-            f"buffer {name!r}: only parameters travel between server and clients; make it a parameter (with "
-            "requires_grad=False if it is constant) or compute it in forward()"
-        )
+    """Raise, with the remedy, unless every parameter has a shape and at least one is trained."""
     for name, parameter in module.named_parameters():
         if is_lazy(parameter):
             raise BadInputError(f"parameter {name!r} has no shape yet: run one batch through the model first")

@@ -5,6 +5,8 @@ The mean over clients hides who is served badly, so a record also has the deviat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,8 +17,11 @@ from feddpc.data.partition import Partition
 from feddpc.engines.base import Engine
 from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
+from feddpc.methods.base import Method, State, overrides
 from feddpc.methods.fedavg import FedAvg
+from feddpc.methods.statistics import STATISTICS
 from feddpc.rng import generator
+from feddpc.round.state import RunState
 from feddpc.tasks.metrics import LOSS, Metric
 from feddpc.tasks.network import NetworkTask
 
@@ -49,19 +54,20 @@ def split_clients(partition: Partition, share: float, seed: int) -> tuple[Partit
 
 
 @torch.no_grad()
-def evaluate_clients(experiment: Experiment, engine: Engine, w: Tensor, t: int) -> ClientMetrics:
-    """Return how model ``w`` does at every client after round ``t``."""
+def evaluate_clients(experiment: Experiment, method: Method, engine: Engine, state: RunState) -> ClientMetrics:
+    """Return how the model does at every client after the last round.
+
+    A client that keeps a part of the model, or BatchNorm's statistics, is evaluated with its own; one that has not
+    taken part yet, with the global ones.
+    """
     assert experiment.client_tests is not None
     task, held = experiment.task, experiment.client_tests
     measured = list(dict.fromkeys([task.metrics[0], LOSS]))
-    everything = _samples(task, held.order)
-    task.module.eval()
-    outputs = torch.cat([task.outputs(w, x) for x in torch.split(everything[0], 500)])
-    task.module.train()
-    values = _by_client(task, outputs, everything[1], held, measured)
+    _, targets = _samples(task, held.order)
+    values = _by_client(task, _outputs(experiment, method, state), targets, held, measured)
     if experiment.config.finetune_steps:
-        tuned = _finetuned_outputs(experiment, engine, w, t)
-        after = _by_client(task, tuned, everything[1], held, measured)
+        tuned = _finetuned_outputs(experiment, method, engine, state)
+        after = _by_client(task, tuned, targets, held, measured)
         values |= {f"finetuned_{name}": found for name, found in after.items()}
     directions = {metric.name: metric for metric in measured}
     summary: dict[str, float] = {}
@@ -69,6 +75,48 @@ def evaluate_clients(experiment: Experiment, engine: Engine, w: Tensor, t: int) 
         metric = directions[name.removeprefix("finetuned_")]
         summary |= {f"{name}_{what}": value for what, value in _spread(metric, found).items()}
     return ClientMetrics(values, summary)
+
+
+def _outputs(experiment: Experiment, method: Method, state: RunState) -> Tensor:
+    """Return what the clients' models make of their held-out samples."""
+    task, held = experiment.task, experiment.client_tests
+    assert held is not None
+    w = state.model(method)
+    if not (overrides(method, "personal") or experiment.buffers(method) == "local"):
+        with _evaluating(task):
+            return torch.cat([task.outputs(w, x) for x in torch.split(_samples(task, held.order)[0], 500)])
+    parts = []
+    for client in range(len(held)):
+        memory = {key: rows[0] for key, rows in _memories(method, state, np.array([client])).items()}
+        mine = _whole(method.personal(task, w[: task.d], memory), memory.get(STATISTICS, state.statistics))
+        with _evaluating(task):
+            parts.append(task.outputs(mine, _samples(task, held[client])[0]))
+    return torch.cat(parts)
+
+
+def _memories(method: Method, state: RunState, ids: np.ndarray) -> State:
+    """Return what clients remember; those that have not taken part yet, what they would if they joined now."""
+    rows, new = state.clients.read(ids), ~state.clients.seen(ids)
+    if rows and new.any():
+        joined = method.init_client(method.evaluated(state.w, state.server))
+        if STATISTICS in rows and state.statistics is not None:
+            joined |= {STATISTICS: state.statistics}
+        for key, value in joined.items():
+            rows[key][torch.from_numpy(np.flatnonzero(new)).to(value.device)] = value
+    return rows
+
+
+def _whole(w: Tensor, statistics: Tensor | None) -> Tensor:
+    return w if statistics is None else torch.cat([w, statistics])
+
+
+@contextmanager
+def _evaluating(task: NetworkTask) -> Iterator[None]:
+    task.module.eval()
+    try:
+        yield
+    finally:
+        task.module.train()
 
 
 def _samples(task: NetworkTask, ids: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -87,22 +135,30 @@ def _by_client(
     return found
 
 
-def _finetuned_outputs(experiment: Experiment, engine: Engine, w: Tensor, t: int) -> Tensor:
-    """Return the outputs of every client's own model, after local steps, on the client's held-out samples."""
+def _finetuned_outputs(experiment: Experiment, method: Method, engine: Engine, state: RunState) -> Tensor:
+    """Return the outputs of every client's own model, after local steps, on the client's held-out samples.
+
+    The steps are those of FedAvg, or of a method whose clients keep a part of the model.
+    """
     steps, task, held = experiment.config.finetune_steps, experiment.task, experiment.client_tests
     assert held is not None
-    client_lr, _ = experiment.population.rates(t)
+    tuner = method if overrides(method, "personal") else FedAvg()
+    client_lr, _ = experiment.population.rates(state.round)
     planner = replace(experiment.planner, epochs=steps)  # enough batches, even for a client with a single one
-    parts = []
+    w, parts = method.evaluated(state.w, state.server), []
+    down = {} if state.statistics is None else {STATISTICS: state.statistics}
     for first in range(0, len(held), AT_ONCE):
         ids = np.arange(first, min(first + AT_ONCE, len(held)))
-        plan = planner.plan(t, ids).first(steps)
-        trained = engine.train(experiment.local(FedAvg()), task, w, {}, {}, plan, client_lr)
-        task.module.eval()
-        for client, update in zip(ids.tolist(), trained.up["delta"], strict=True):
-            x, _ = _samples(task, held[client])
-            parts.append(task.outputs(w - update, x))
-        task.module.train()
+        plan = planner.plan(state.round, ids).first(steps)
+        own = _memories(method, state, ids)
+        kept = own if tuner is method else {key: own[key] for key in (STATISTICS,) if key in own}
+        trained = engine.train(experiment.local(tuner, state.statistics), task, w, down, kept, plan, client_lr)
+        for i, client in enumerate(ids.tolist()):
+            memory = {key: rows[i] for key, rows in trained.own.items()}
+            mine = tuner.personal(task, w - trained.up["delta"][i], memory)
+            measured = trained.up[STATISTICS][i] if STATISTICS in trained.up else None
+            with _evaluating(task):
+                parts.append(task.outputs(_whole(mine, measured), _samples(task, held[client])[0]))
     return torch.cat(parts)
 
 

@@ -63,6 +63,10 @@ class ClientTable:
             self._store.read([rows[i] for i in seen], state, seen)
         return state
 
+    def seen(self, clients: Ints) -> NDArray[np.bool_]:
+        """Return which of ``clients`` have a row."""
+        return np.array([int(c) in self._row for c in clients], dtype=bool)
+
     def write(self, clients: Ints, state: State) -> None:
         """Store the states of ``clients``; keys, shapes and types must be those of the initial state."""
         self._check(state, len(clients))

@@ -15,6 +15,7 @@ from torch import Tensor
 from feddpc.data.batches import BatchPlan
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort, Method, State
+from feddpc.methods.statistics import STATISTICS, mean_statistics
 from feddpc.round.server_step import finite_rows, select_rows, server_step
 from feddpc.round.state import numbers
 from feddpc.tasks.base import Task
@@ -53,14 +54,16 @@ def train_and_step(
     ids, policies = plan.clients, experiment.policies
     broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
     memory = state.clients.read(ids)
-    down = broadcast | experiment.kit
-    local, own = experiment.local(method), memory | probes
+    sent = broadcast if state.statistics is None or STATISTICS in memory else broadcast | {STATISTICS: state.statistics}
+    down = sent | experiment.kit
+    local, own = experiment.local(method, state.statistics), memory | probes
     trained = train_in_chunks(engine, local, experiment.task, state.w, down, own, plan, cohort.client_lr)
 
-    uploads, faults = trained.up, dict[str, list[int]]()
+    uploads, faults = dict(trained.up), dict[str, list[int]]()
+    measured = {STATISTICS: uploads.pop(STATISTICS)} if STATISTICS in uploads else {}
     if policies.faults is not None:
         uploads, state.watched, faults = policies.faults.tamper(cohort.round, ids, uploads, state.watched)
-    rows = {"uploads": uploads, "memory": trained.own, "loss": {"loss": trained.loss}}
+    rows = {"uploads": uploads, "memory": trained.own, "loss": {"loss": trained.loss}, "measured": measured}
     finite = finite_rows(*rows.values())
     if finite is not None:
         rows = {name: select_rows(finite, value) for name, value in rows.items()}
@@ -74,8 +77,12 @@ def train_and_step(
     if not len(kept):
         return Exchange(kept, notes=notes, faults=faults)
     state.clients.write(kept, select_rows(outcome.kept, rows["memory"]))
-    sent = [*trained.up.values(), *(probes.values() if method.reports else ())]
-    count(experiment, state, plan, numbers(broadcast.values()), numbers(sent))
+    if measured:
+        found = rows["measured"][STATISTICS][outcome.kept]
+        state.statistics = mean_statistics(experiment.task.flat, found, outcome.cohort.weights)
+    received = [*uploads.values(), *(probes.values() if method.reports else ())]
+    received += [] if STATISTICS in memory else list(measured.values())
+    count(experiment, state, plan, numbers(sent.values()), numbers(received))
     losses: Tensor = rows["loss"]["loss"][outcome.kept]
     loss = losses[outcome.cohort.steps > 0].mean()  # NaN if no client trained
     return Exchange(kept, float(loss), notes, faults)

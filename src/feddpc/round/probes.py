@@ -9,6 +9,7 @@ from feddpc.engines.base import Prober
 from feddpc.experiment import Experiment
 from feddpc.methods._algebra import exact_sum
 from feddpc.methods.base import Cohort, Method, State
+from feddpc.methods.statistics import STATISTICS
 from feddpc.optimizers import server_state
 from feddpc.population import ask_some
 from feddpc.round.server_step import finite_rows, select_rows
@@ -25,8 +26,9 @@ def probe_cohort(
     if not len(plan.clients):
         return plan, cohort, {}
     task, planner = experiment.task, experiment.planner
+    asked = _asked(experiment, method, state)
     answers = ask_some(
-        method, state.w, cohort, plan.clients, lambda ids: prober.probe(method, task, state.w, planner.sweep(ids))
+        method, state.w, cohort, plan.clients, lambda ids: prober.probe(asked, task, state.w, planner.sweep(ids))
     )
     finite = finite_rows(answers)
     if finite is None:
@@ -41,11 +43,13 @@ def probe_population(experiment: Experiment, method: Method, engine: Prober, sta
     meter, population, before = state.meter, len(experiment.population), experiment.task.tally.gradients
     for first in range(0, population, SURVEYED_AT_ONCE):
         ids = np.arange(first, min(first + SURVEYED_AT_ONCE, population))
-        answers = engine.probe(method, experiment.task, state.w, experiment.planner.sweep(ids))
+        asked = _asked(experiment, method, state)
+        answers = engine.probe(asked, experiment.task, state.w, experiment.planner.sweep(ids))
         finite = finite_rows(answers)
         if finite is not None:
             ids, answers = ids[finite.cpu().numpy()], select_rows(finite, answers)
-        state.clients.write(ids, method.client_state_from_probe(answers))
+        kept = {key: rows for key, rows in state.clients.read(ids).items() if key == STATISTICS}
+        state.clients.write(ids, method.client_state_from_probe(answers) | kept)
         shares = experiment.population.shares(ids)
         for key, stack in answers.items():
             part = exact_sum(stack, shares.to(stack.device))
@@ -54,3 +58,8 @@ def probe_population(experiment: Experiment, method: Method, engine: Prober, sta
     meter.down_once += state.w.numel()
     meter.gradients_once += (experiment.task.tally.gradients - before) / population
     state.server = method.server_state_from_probe(state.server, total) | server_state(state.server)
+
+
+def _asked(experiment: Experiment, method: Method, state: RunState) -> Method:
+    """Return the method that asks; if the network measures statistics, one that has the global ones meanwhile."""
+    return method if state.statistics is None else experiment.local(method, state.statistics)

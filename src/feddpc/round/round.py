@@ -62,7 +62,7 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
     metrics = _evaluate(experiment, method, state, exchange)
     clients: dict[str, list[float]] = {}
     if experiment.client_tests is not None and experiment.evaluates_in(t):
-        found = evaluate_clients(experiment, engine, method.evaluated(state.w, state.server), t)
+        found = evaluate_clients(experiment, method, engine, state)
         clients, spread = found.values, {f"clients_{name}": value for name, value in found.summary.items()}
         metrics = {**metrics, **spread}
     rejected = np.setdiff1d(draw.answered, exchange.kept)
@@ -89,9 +89,9 @@ def _evaluate(experiment: Experiment, method: Method, state: RunState, exchange:
     score, validation, listed = exchange.score, exchange.validation, experiment.task.metrics
     due = experiment.evaluates_in(state.round)
     if score is None:
-        score = experiment.task.evaluate(method.evaluated(state.w, state.server)) if due else {}
+        score = experiment.task.evaluate(state.model(method)) if due else {}
     if validation is None and experiment.validate is not None:
-        validation = experiment.validate(method.evaluated(state.w, state.server)) if due else {}
+        validation = experiment.validate(state.model(method)) if due else {}
     return named("test", listed, score) | ({} if validation is None else named("validation", listed, validation))
 
 

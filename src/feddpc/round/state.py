@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
+from feddpc.methods.statistics import STATISTICS
 from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.round.client_table import ClientTable
 from feddpc.round.placement import ON_DEVICE, Placement
@@ -71,6 +74,7 @@ class RunState:
     round: int = 0
     meter: Meter = field(default_factory=Meter)
     watched: State = field(default_factory=dict)  #: what screening, and simulated attackers, remember of earlier rounds
+    statistics: Tensor | None = None  #: mean statistics of the last cohort, if the network measures some
     best: Tensor | None = None  #: the model of the best round so far, where the run keeps that one
 
     @classmethod
@@ -81,9 +85,15 @@ class RunState:
         population: int,
         placement: Placement = ON_DEVICE,
         optimizer: ServerOptimizer | None = None,
+        statistics: Tensor | None = None,
+        kept: bool = False,
     ) -> RunState:
-        """Return the state before round 1; ``w`` itself is left as it is."""
+        """Return the state before round 1; ``w`` itself is left as it is.
+
+        ``statistics`` are those of the first model, if its network measures some; ``kept``: every client has its own.
+        """
         first = {} if optimizer is None else optimizer.initial(w)
+        own = {STATISTICS: statistics} if kept and statistics is not None else {}
         return cls(
             w=w.clone(),
             server=method.init_server(w, population) | {SERVER_STATE + key: value for key, value in first.items()},
@@ -94,10 +104,24 @@ class RunState:
                 placement,
                 "slots",
             ),
+            statistics=None if statistics is None else statistics.clone(),
             clients=ClientTable(
-                lambda: method.init_client(w), f"{method.name}: a client's memory", population, placement, "clients"
+                lambda: method.init_client(w) | own, f"{method.name}: a client's memory", population, placement, "clients"
             ),
         )
+
+    @classmethod
+    def of(cls, experiment: Experiment, method: Method, placement: Placement = ON_DEVICE) -> RunState:
+        """Return the state of an experiment before round 1."""
+        task, policy = experiment.task, experiment.buffers(method)
+        statistics = task.flat.read_statistics() if task.traits.statistics else None
+        optimizer, population = experiment.policies.optimizer, len(experiment.population)
+        return cls.begin(method, experiment.w0, population, placement, optimizer, statistics, policy == "local")
+
+    def model(self, method: Method) -> Tensor:
+        """Return the model that is evaluated and stored: parameters, and then the network's statistics."""
+        w = method.evaluated(self.w, self.server)
+        return w if self.statistics is None else torch.cat([w, self.statistics])
 
     def apply(self, method: Method, outcome: StepOutcome, ids: Ints) -> dict[str, float]:
         """Move the model by what came of the uploads of clients ``ids``; return the method's notes."""

@@ -30,8 +30,8 @@ from feddpc.storage import explain_os_errors, replace_file, replace_text, sync_f
 FORMAT = 3
 #: How the names of tensors begin that belong to ``RunState.watched``.
 WATCHED = "watched/"
-#: The name of the tensor that holds ``RunState.best``.
-BEST = "best"
+#: The names of the tensors that hold ``RunState.best`` and ``RunState.statistics``.
+BEST, MEAN = "best", "statistics"
 #: The notes of the last checkpoint and of the one before it.
 NOTE, OLDER_NOTE = "checkpoint.json", "checkpoint.previous.json"
 
@@ -74,8 +74,7 @@ def save(
             _write_note(index, {"round": 0, "file": None})  # so that a state without a note is never a beginning
     tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
     tensors |= {f"{WATCHED}{k}": v for k, v in progress.watched.items()}
-    if progress.best is not None:
-        tensors[BEST] = progress.best
+    tensors |= {name: t for name, t in ((BEST, progress.best), (MEAN, progress.statistics)) if t is not None}
     memories = {"slots": progress.slots, "clients": progress.clients}
     for kind, memory in memories.items():
         ids, table = memory.export()
@@ -196,7 +195,10 @@ def restore(saved: Saved, progress: RunState) -> None:
         # Copies: what a file gives may lie at odd addresses, where vectorised sums add in another order.
         placed = {k: saved.tensors[k].to(v.device, v.dtype, copy=True) for k, v in fresh.items()}
         if BEST in saved.tensors:
-            progress.best = saved.tensors[BEST].to(progress.w.device, progress.w.dtype, copy=True).view_as(progress.w)
+            extra = 0 if progress.statistics is None else len(progress.statistics)
+            progress.best = placed_like(saved.tensors[BEST], progress.w).view(len(progress.w) + extra)
+        if progress.statistics is not None:
+            progress.statistics = placed_like(saved.tensors[MEAN], progress.w).view_as(progress.statistics)
         _restore_memory(saved, "slots", progress.slots)
         _restore_memory(saved, "clients", progress.clients)
     except KeyError as error:
@@ -208,6 +210,11 @@ def restore(saved: Saved, progress: RunState) -> None:
     watched = {k.removeprefix(WATCHED): v for k, v in saved.tensors.items() if k.startswith(WATCHED)}
     progress.watched = {k: v.to(progress.w.device, copy=True) for k, v in watched.items()}
     progress.round, progress.meter = saved.round, saved.meter
+
+
+def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a copy on the device, and in the type, of ``like``."""
+    return tensor.to(like.device, like.dtype, copy=True)
 
 
 def _restore_memory(saved: Saved, kind: str, memory: ClientTable) -> None:

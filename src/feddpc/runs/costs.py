@@ -79,7 +79,7 @@ def _measured(method: Method) -> Measured:
     spied = _spied(method, counter)
     task = experiment.task
     task.differentiate = counter.apart(task.differentiate)
-    progress = RunState.begin(spied, experiment.w0, POPULATION)
+    progress = RunState.of(experiment, spied)
     run_round(replace(experiment, evaluates=False), spied, Loop(), progress)
     meter = progress.meter
     work = {

@@ -143,7 +143,7 @@ def _timed(engine: Engine, experiment: Experiment, method: Method) -> float:
     trial = experiment if cuda else dataclasses.replace(experiment, evaluates=False, validate=None)
     population = len(experiment.population)
     placement = Placement(resolve(experiment.config.client_memory, method, experiment.w0, population))
-    progress = RunState.begin(method, experiment.w0, population, placement, experiment.policies.optimizer)
+    progress = RunState.of(experiment, method, placement)
     run_round(trial, method, engine, progress)
     began = time.perf_counter()
     for _ in range(3 if cuda else 1):
@@ -215,7 +215,7 @@ def _compare(engine: Engine, experiment: Experiment, method: Method) -> str | No
 def _two_rounds(engine: Engine, experiment: Experiment, method: Method, precision: str) -> list[tuple[str, Tensor]]:
     """Run two rounds of a small copy of the experiment; return what they led to, by name."""
     small = _small(experiment, method, precision)
-    progress = RunState.begin(method, small.w0, len(small.population), optimizer=small.policies.optimizer)
+    progress = RunState.of(small, method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will repeat them
         records = [run_round(small, method, engine, progress) for _ in range(2)]

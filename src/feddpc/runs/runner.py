@@ -164,11 +164,10 @@ def execute(
     machine, timings = choose_engine(wanted, experiment, method)
     kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
     kind = resolve(kind, method, experiment.w0, len(experiment.population))
-    compiles = getattr(machine, "compile", False)
-    config = dataclasses.replace(config, engine=machine.name, compile=compiles, client_memory=kind)
+    compiles, buffers = getattr(machine, "compile", False), experiment.buffers(method)
+    config = dataclasses.replace(config, engine=machine.name, compile=compiles, client_memory=kind, buffers=buffers)
     placement = Placement(kind, out / "checkpoint" if out is not None else None)
-    population, optimizer = len(experiment.population), policies.optimizer
-    progress = RunState.begin(method, experiment.w0, population, placement, optimizer)
+    progress = RunState.of(experiment, method, placement)
     folder: RunFolder | None = None
     records: list[dict[str, Any]] = []
     ended: tuple[str, str | None] | None = None
@@ -209,7 +208,7 @@ def execute(
         status, reason = ended
         summary = summarize(config, records, status, reason, experiment.task.metrics)
         summary["costs"] = progress.meter.summary()
-        kept = method.evaluated(progress.w, progress.server)
+        kept = progress.model(method)
         if best is not None and progress.best is not None:
             kept, summary["model_round"] = progress.best, best.round
         if folder is not None:
@@ -331,10 +330,7 @@ class _BestModel:
         if diverged or value is None:
             return
         if self.record is None or self.metric.sign * value > self.metric.sign * self.record[self.key]:
-            self.record, self.progress.best = (
-                record,
-                self.method.evaluated(self.progress.w, self.progress.server).clone(),
-            )
+            self.record, self.progress.best = record, self.progress.model(self.method).clone()
 
 
 def _why(record: RoundRecord, config: Config, stop: Stop) -> tuple[str, str | None] | None:

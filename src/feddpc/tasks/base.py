@@ -14,6 +14,7 @@ from torch import Tensor
 
 from feddpc.data.array_checks import IGNORED
 from feddpc.errors import BadInputError
+from feddpc.models.statistics import Traits
 from feddpc.tasks.metrics import LOSS, Metric
 
 Objective = Callable[[Tensor], Tensor]
@@ -109,6 +110,7 @@ class Task(ABC):
     traces: dict[Any, dict[Any, Any]]  #: what engines have traced of it and its twins, which compute the same
     device: torch.device = torch.device("cpu")
     stochastic: bool = False
+    traits: Traits = Traits((), False, 1)  #: what its network measures while it trains, and whether it mixes samples
     metrics: tuple[Metric, ...] = (LOSS,)  #: what `evaluate` measures, the primary one first; the loss is among them
     differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
 
@@ -143,6 +145,10 @@ class Task(ABC):
     def mask(self, prefix: str) -> Tensor:
         """Return a vector that is 1 at the parameters whose names start with ``prefix``."""
         raise BadInputError(f"{type(self).__name__} has no network, so there is no {prefix}: choose another method")
+
+    def norm_mask(self, y: Tensor) -> Tensor:
+        """Return a vector like ``y`` that is 1 at the scales and shifts of normalization layers."""
+        return torch.zeros_like(y)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Return samples as the network wants them; ``x`` has the values of the data set, averages of them included."""

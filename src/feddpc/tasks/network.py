@@ -20,6 +20,7 @@ from feddpc.data.array_checks import IGNORED
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
+from feddpc.models.statistics import Traits, examine, norm_mask
 from feddpc.registry import Registry
 from feddpc.tasks.base import Batch, Rows, Tally, Task, forked
 from feddpc.tasks.losses import LOSSES
@@ -34,6 +35,8 @@ Transform = Callable[[Tensor, Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+#: The name of the mask of all normalization layers, which no layer has.
+NORMS = "/norms"
 #: Transforms of the user's own, in files.
 TRANSFORMS: Registry[Any] = Registry("transform", {}, accepts=inspect.isfunction)
 
@@ -76,6 +79,7 @@ class NetworkTask(Task):
         self.metrics = shown if LOSS in shown else (*shown, LOSS)
         self.module = module.to(device=device, dtype=dtype)
         self.flat = Flat(self.module)
+        self.traits = Traits((), False, 1)
         self.d = self.flat.d
         self._masks: dict[str, Tensor] = {}
         self.scaler = scaler.to(device, dtype)
@@ -116,7 +120,7 @@ class NetworkTask(Task):
         twin = copy.copy(self)
         twin.tally, twin.traces, twin._masks = Tally(), {}, {}
         twin.module = copy.deepcopy(self.module).to(dtype)
-        twin.flat = Flat(twin.module)
+        twin.flat = Flat(twin.module, self.flat.statistics)
         twin.scaler = self.scaler.to(self.device, dtype)
         twin.half = precision == "bf16"
         twin.x_test, twin.y_test = self.x_test[:tests], self.y_test[:tests]
@@ -130,24 +134,29 @@ class NetworkTask(Task):
         """Return this task with a network of its own, into which a call swaps its parameters; samples are shared."""
         twin = super().twin()
         twin.module = copy.deepcopy(self.module)
-        twin.flat = Flat(twin.module)
+        twin.flat = Flat(twin.module, self.flat.statistics)
         return twin
 
     def _try_out(self, classes: int) -> bool:
-        """Send one sample through the module; say whether it draws random numbers, or what is wrong with it."""
-        x = self.fetch(Rows(torch.zeros(1, dtype=torch.int64, device=self.x.device))).x
+        """Send a sample through the module; say whether it draws random numbers, or what is wrong with it."""
+        first = torch.arange(2, device=self.x.device).clamp(max=len(self.x) - 1)
+        pair = self.fetch(Rows(first)).x
         if self.transform is not None:
-            self._check_transform(x, uniforms_of(self.transform))
+            self._check_transform(pair[:1], uniforms_of(self.transform))
         with torch.no_grad(), forked(self.x.device) as generator:
-            before = generator.get_state()
             try:
-                output = self.module(x)
+                self.traits = examine(self.module, pair)
+                self.flat.statistics = self.traits.statistics
+                trial = copy.deepcopy(self.module) if self.traits.statistics else self.module
+                before = generator.get_state()
+                output = trial(pair if self.traits.mixes_samples else pair[:1])
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                shape = "x".join(str(n) for n in x.shape[1:])
+                shape = "x".join(str(n) for n in pair.shape[1:])
                 raise BadInputError(f"the model cannot take a sample of shape {shape}: {error}") from None
             moved = not torch.equal(before, generator.get_state())
         if not isinstance(output, Tensor):
             raise BadInputError(f"the model must give one tensor, but gives {type(output).__name__}")
+        output = output[:1]
         self.width = output.shape[-1] if output.ndim > 1 else 1
         self._check_outputs(output, classes)
         self._check_loss(output)
@@ -227,6 +236,14 @@ class NetworkTask(Task):
         if prefix not in self._masks:
             self._masks[prefix] = self.flat.mask(prefix).to(self.x.device, self.scaler.dtype)
         return self._masks[prefix]
+
+    def norm_mask(self, y: Tensor) -> Tensor:
+        """Return 1 at the scales and shifts of normalization layers."""
+        if NORMS not in self._masks:
+            marked = norm_mask(self.module)
+            ones = [torch.full((n,), float(marked[name])) for name, n in zip(self.flat.names, self.flat.sizes, strict=True)]
+            self._masks[NORMS] = torch.cat(ones).to(self.x.device, self.scaler.dtype)
+        return self._masks[NORMS]
 
     def inputs(self, x: Tensor) -> Tensor:
         """Scale samples ``[n, channels, height, width]``."""
