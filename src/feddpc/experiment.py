@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -73,7 +73,7 @@ class Experiment:
         local = method if self.population.plain_steps else with_optimizer(method, self.population.optimizer)
         return local if statistics is None else with_statistics(local, statistics)
 
-    def buffers(self, method: Method) -> str:
+    def buffers(self, method: Method) -> Literal["average", "local"]:
         """Return what happens to statistics of the network with ``method``: "average" or "local"; or refuse them."""
         wanted, found = self.config.buffers, self.task.traits.statistics
         if not found:
@@ -88,8 +88,8 @@ class Experiment:
         for name, guard in guards.items():
             if policy == "average" and guard is not None:
                 raise BadInputError(
-                    f"buffers = 'average' with {name}: it does not see buffers such as {found[0]!r}, so that one client "
-                    f"could set them, or be known by them: use buffers = 'local', or {remedy}"
+                    f"buffers = 'average' with {name}: it does not see buffers such as {found[0]!r}, so that one "
+                    f"client could set them, or be known by them: use buffers = 'local', or {remedy}"
                 )
         return policy
 

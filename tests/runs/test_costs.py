@@ -41,6 +41,7 @@ SPECIFIED = {
     "fedadam": (1, 1, 0, 2, 1, 1),
     "fedyogi": (1, 1, 0, 2, 1, 1),
     "fedadagrad": (1, 1, 0, 2, 1, 1),
+    "fedbn": (1, 1, 1, 0, 1, 1),
 }
 
 

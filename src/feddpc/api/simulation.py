@@ -56,7 +56,7 @@ def simulate(
         data: a known name, a path, a :class:`Dataset`, ``(x_train, y_train, x_test, y_test)`` arrays or tensors, a pair
             ``(train, test)`` of torch data sets, or a data set of Hugging Face (with ``data_options`` that name its
             columns). With ``client_ids``, one id per training sample, clients are those who hold the samples.
-        model: a module without buffers (it is copied, and its weights are the initial model), or a known name. Names of
+        model: a module (it is copied, and its weights are the initial model), or a known name. Names of
             data, model and partition may be registered (:func:`register`) or in a file, ``FILE.py:NAME``.
         method: a method, its class, or its name (hyper-parameters then through ``hyper={...}``).
         rounds: communication rounds.

@@ -336,7 +336,7 @@ def build_node(
     spec: ExperimentSpec, method: Method, client: int, data: Dataset, module: nn.Module, given: State, device: str
 ) -> Node:
     """Return what client ``client`` works with; ``given`` is its one-time payload."""
-    check_supported(module)
+    check_supported(module, statistics=False)
     network = adapt_module(method, module, spec.seed) or module
     flat = Flat(network)
     found = layout_tag(dict(zip(flat.names, flat.shapes, strict=True)))
@@ -354,6 +354,8 @@ def build_node(
         scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
     shift = largest_shift(data) if spec.augment else 0
     task = spec.task(network, world.data, scaler, device, shift)
+    if changing := task.traits.statistics:
+        raise RefusedError(f"training changes buffer {changing[0]!r} of this node's model, which nobody carries over")
     planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
     like = torch.zeros((), dtype=dtype_of(spec.precision), device=device)
     return Node(spec, client, method, world, task, planner, {k: cast_like(v, like) for k, v in world.kit.items()})

@@ -231,7 +231,7 @@ class ServerAssets:
     samples: int | None = None
 
     def __post_init__(self) -> None:
-        check_supported(self.module)
+        check_supported(self.module, statistics=False)
         if self.method.reserve and self.reserve is None:
             raise BadInputError(
                 f"{self.method.name} hands samples of the server to the clients, but the server has none: give reserve="

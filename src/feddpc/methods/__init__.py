@@ -14,8 +14,8 @@ from feddpc.methods.faug import FAug
 from feddpc.methods.fedalign import FedAlign
 from feddpc.methods.fedamd import FedAMD
 from feddpc.methods.fedavg import FedAvg
-from feddpc.methods.fedbr import FedBR
 from feddpc.methods.fedbn import FedBN
+from feddpc.methods.fedbr import FedBR
 from feddpc.methods.fedcm import FedCM
 from feddpc.methods.feddc import FedDC
 from feddpc.methods.feddpc import FedDPC

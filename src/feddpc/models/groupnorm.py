@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
 from feddpc.checks import check_int
@@ -37,8 +37,18 @@ def to_groupnorm(module: nn.Module, groups: int = 2) -> nn.Module:
     return holder["model"]
 
 
-def check_supported(module: nn.Module) -> None:
-    """Raise, with the remedy, unless every parameter has a shape and at least one is trained."""
+def check_supported(module: nn.Module, *, statistics: bool = True) -> None:
+    """Raise, with the remedy, unless every parameter has a shape and at least one is trained.
+
+    Without ``statistics``, layers that measure some are refused too.
+    """
+    for name, part in module.named_modules():
+        measures = isinstance(part, _BatchNorm) or (isinstance(part, _NormBase) and part.track_running_stats)
+        if measures and not statistics:
+            raise BadInputError(
+                f"layer {name or 'the model itself'!r} is a {type(part).__name__}, whose statistics only the simulator "
+                "and the drop-in strategies carry over: convert the model with feddpc.models.to_groupnorm"
+            )
     for name, parameter in module.named_parameters():
         if is_lazy(parameter):
             raise BadInputError(f"parameter {name!r} has no shape yet: run one batch through the model first")

@@ -94,6 +94,7 @@ class RunState:
         """
         first = {} if optimizer is None else optimizer.initial(w)
         own = {STATISTICS: statistics} if kept and statistics is not None else {}
+        memory = f"{method.name}: a client's memory"
         return cls(
             w=w.clone(),
             server=method.init_server(w, population) | {SERVER_STATE + key: value for key, value in first.items()},
@@ -106,7 +107,11 @@ class RunState:
             ),
             statistics=None if statistics is None else statistics.clone(),
             clients=ClientTable(
-                lambda: method.init_client(w) | own, f"{method.name}: a client's memory", population, placement, "clients"
+                lambda: method.init_client(w) | own,
+                f"{method.name}: a client's memory",
+                population,
+                placement,
+                "clients",
             ),
         )
 
@@ -114,7 +119,7 @@ class RunState:
     def of(cls, experiment: Experiment, method: Method, placement: Placement = ON_DEVICE) -> RunState:
         """Return the state of an experiment before round 1."""
         task, policy = experiment.task, experiment.buffers(method)
-        statistics = task.flat.read_statistics() if task.traits.statistics else None
+        statistics = task.first_statistics if task.traits.statistics else None
         optimizer, population = experiment.policies.optimizer, len(experiment.population)
         return cls.begin(method, experiment.w0, population, placement, optimizer, statistics, policy == "local")
 

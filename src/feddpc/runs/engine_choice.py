@@ -87,7 +87,9 @@ def rule(experiment: Experiment) -> str:
         return "loop"
     positions = data.y_train.shape[1] if data.target == "tokens" else 1
     small = d * (config.batch_size or 1) * positions <= SMALL_STEP and config.cohort >= SMALL_COHORT
-    return "stacked" if small and models.vectorizes(experiment.task.module) else "threads"
+    traits = experiment.task.traits
+    able = models.vectorizes(experiment.task.module) and not (traits.mixes_samples or traits.statistics)
+    return "stacked" if small and able else "threads"
 
 
 def _objection(engine: Engine, experiment: Experiment, method: Method) -> str | None:
@@ -230,7 +232,8 @@ def _small(real: Experiment, method: Method, precision: str) -> Experiment:
     if method.surveys:
         population = min(population, TRIAL_POPULATION)
     sizes = np.ones(population, dtype=np.int64)
-    sizes[-1], sizes[0] = max(1, batch // 2), 2 * batch + max(1, batch // 2)
+    partial = max(real.planner.smallest, batch // 2)
+    sizes[-1], sizes[0] = partial, 2 * batch + partial
     partition = Partition.from_sizes(np.resize(real.planner.partition.order, int(sizes.sum())), sizes)
     clients = sorted({0, population - 1})
     return dataclasses.replace(

@@ -121,6 +121,7 @@ class NetworkTask(Task):
         twin.tally, twin.traces, twin._masks = Tally(), {}, {}
         twin.module = copy.deepcopy(self.module).to(dtype)
         twin.flat = Flat(twin.module, self.flat.statistics)
+        twin.first_statistics = self.first_statistics.to(dtype)
         twin.scaler = self.scaler.to(self.device, dtype)
         twin.half = precision == "bf16"
         twin.x_test, twin.y_test = self.x_test[:tests], self.y_test[:tests]
@@ -147,6 +148,7 @@ class NetworkTask(Task):
             try:
                 self.traits = examine(self.module, pair)
                 self.flat.statistics = self.traits.statistics
+                self.first_statistics = self.flat.read_statistics()  # a run changes those in the module
                 trial = copy.deepcopy(self.module) if self.traits.statistics else self.module
                 before = generator.get_state()
                 output = trial(pair if self.traits.mixes_samples else pair[:1])
@@ -241,7 +243,9 @@ class NetworkTask(Task):
         """Return 1 at the scales and shifts of normalization layers."""
         if NORMS not in self._masks:
             marked = norm_mask(self.module)
-            ones = [torch.full((n,), float(marked[name])) for name, n in zip(self.flat.names, self.flat.sizes, strict=True)]
+            ones = [
+                torch.full((n,), float(marked[name])) for name, n in zip(self.flat.names, self.flat.sizes, strict=True)
+            ]
             self._masks[NORMS] = torch.cat(ones).to(self.x.device, self.scaler.dtype)
         return self._masks[NORMS]
 
