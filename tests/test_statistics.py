@@ -87,7 +87,7 @@ def test_statistics_that_stay_with_their_client():
     world = experiment(buffers="local")
     state, _ = rounds(world, "fedavg")
     statistics = world.task.traits.statistics
-    theirs, own = plain_rounds(world, kept=statistics)
+    _, own = plain_rounds(world, kept=statistics)
     ids = np.array(sorted(own))
     assert state.clients.seen(np.arange(8)).nonzero()[0].tolist() == ids.tolist()
     rows = state.clients.read(ids)["/statistics"]
@@ -135,7 +135,8 @@ def test_threads_are_the_loop(name, buffers):
     torch.set_num_threads(1)
     world = experiment(buffers=buffers)
     states = [rounds(for_method(world, create(name)), name, engine=engine)[0] for engine in (Loop(), Threads(2))]
-    assert torch.equal(states[0].w, states[1].w) and torch.equal(states[0].statistics, states[1].statistics)
+    assert torch.equal(states[0].w, states[1].w)
+    assert torch.equal(states[0].statistics, states[1].statistics)
 
 
 @pytest.mark.parametrize("method", ["feddpc", "fedbn"])

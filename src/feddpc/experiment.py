@@ -83,7 +83,7 @@ class Experiment:
             raise BadInputError(f"buffers = 'refuse', and training changes buffer {found[0]!r} of the model: {remedy}")
         if method.keeps_statistics and wanted == "average":
             raise BadInputError(f"buffers = 'average', but {method.name} keeps them with the clients: leave it out")
-        policy = "local" if method.keeps_statistics or wanted == "local" else "average"
+        policy: Literal["average", "local"] = "local" if method.keeps_statistics or wanted == "local" else "average"
         guards = {"privacy": self.policies.privacy, "rule or screen": self.policies.defense}
         for name, guard in guards.items():
             if policy == "average" and guard is not None:

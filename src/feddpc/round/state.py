@@ -106,13 +106,7 @@ class RunState:
                 "slots",
             ),
             statistics=None if statistics is None else statistics.clone(),
-            clients=ClientTable(
-                lambda: method.init_client(w) | own,
-                f"{method.name}: a client's memory",
-                population,
-                placement,
-                "clients",
-            ),
+            clients=ClientTable(lambda: method.init_client(w) | own, memory, population, placement, "clients"),
         )
 
     @classmethod

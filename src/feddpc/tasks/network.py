@@ -242,11 +242,9 @@ class NetworkTask(Task):
     def norm_mask(self, y: Tensor) -> Tensor:
         """Return 1 at the scales and shifts of normalization layers."""
         if NORMS not in self._masks:
-            marked = norm_mask(self.module)
-            ones = [
-                torch.full((n,), float(marked[name])) for name, n in zip(self.flat.names, self.flat.sizes, strict=True)
-            ]
-            self._masks[NORMS] = torch.cat(ones).to(self.x.device, self.scaler.dtype)
+            marked, sizes = norm_mask(self.module), zip(self.flat.names, self.flat.sizes, strict=True)
+            mask = torch.cat([torch.full((n,), float(marked[name])) for name, n in sizes])
+            self._masks[NORMS] = mask.to(self.x.device, self.scaler.dtype)
         return self._masks[NORMS]
 
     def inputs(self, x: Tensor) -> Tensor:
