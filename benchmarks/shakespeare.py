@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from feddpc import methods
 from feddpc.bench import machine
 from feddpc.config import Config
 from feddpc.runs.runner import Stop
@@ -125,8 +126,8 @@ def _rounded(value: float | None) -> float | None:
 
 def study(given: argparse.Namespace, stop: Stop) -> None:
     """Tune, run, and write what came out, as far as there is time."""
-    methods = given.methods.split(",")
-    found: dict[str, Any] = {method: {} for method in methods}
+    names = given.methods.split(",")
+    found: dict[str, Any] = {method: {} for method in names}
 
     def run(specs: dict[str, list[RunSpec]]) -> dict[str, list[RunResult]]:
         workers = InProcess() if given.workers == 1 else Processes(given.workers)
@@ -139,7 +140,7 @@ def study(given: argparse.Namespace, stop: Stop) -> None:
         return all(result.ended for own in results.values() for result in own)
 
     tuning = {"validation": 0.1, "rounds": given.grid_rounds, "seed": FIRST_SEED}
-    grids = {m: [spec(m, lr, second, **tuning) for lr, second in itertools.product(RATES, SECOND[m])] for m in methods}
+    grids = {m: [spec(m, lr, second, **tuning) for lr, second in itertools.product(RATES, SECOND[m])] for m in names}
     first = run(grids)
     for method, own in first.items():
         found[method]["first"] = report(own)
@@ -212,7 +213,7 @@ def one_run_per_line(value: Any, indent: str = "", depth: int = 3) -> str:
 
 
 def draw(source: Path, target: Path) -> None:
-    """Draw the mean test accuracy over rounds, with a band from the lowest to the highest seed."""
+    """Draw the mean test accuracy over rounds, best method first, with a band from the lowest to the highest seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -222,10 +223,10 @@ def draw(source: Path, target: Path) -> None:
     stored = json.loads(source.read_text(encoding="utf-8"))
     every = stored["common"]["evaluate_every"]
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for method, entry in stored["methods"].items():
-        curves = 100 * np.array([run["curve"] for run in entry["runs"]])
+    by_method = {m: 100 * np.array([run["curve"] for run in e["runs"]]) for m, e in stored["methods"].items()}
+    for method, curves in sorted(by_method.items(), key=lambda item: -item[1][:, -LAST:].mean()):
         rounds = every * np.arange(1, curves.shape[1] + 1)
-        (line,) = axes.plot(rounds, curves.mean(0), label=method)
+        (line,) = axes.plot(rounds, curves.mean(0), label=methods.get(method).title)
         axes.fill_between(rounds, curves.min(0), curves.max(0), color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel="test accuracy (%)")
     axes.grid(alpha=0.3)
