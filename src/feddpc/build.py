@@ -27,6 +27,7 @@ from feddpc.methods.local_steps import check_local_steps
 from feddpc.policies import Policies, client_optimizer, resolve_policies
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
+from feddpc.tasks.host_samples import is_mapped
 from feddpc.tasks.kinds import BY_TARGET, TASKS
 from feddpc.tasks.losses import LOSSES, TARGETS
 from feddpc.tasks.measures import FUNCTIONS
@@ -79,6 +80,7 @@ def build(
     transform = own.transform or (TRANSFORMS.get(config.transform) if config.transform else None)
     if transform is not None and config.augment:
         raise BadInputError("augment and transform cannot be used together: let the transform do both")
+    config = dataclasses.replace(config, data_memory="host" if stays_on_host(config, data) else "device")
     task = (own.task or TASKS.get(config.task))(
         module,
         data,
@@ -90,6 +92,8 @@ def build(
         loss=own.loss or named_loss(config.loss),
         transform=transform,
         metrics=own.metrics or named_metrics(config.metrics),
+        on_host=config.data_memory == "host",
+        capacity=int(np.sort(partition.sizes)[-config.cohort :].sum()),
     )
     positions = data.y_train.shape[1] if data.target == "tokens" else 1
     config = set_threads(config, task.d * positions)
@@ -115,6 +119,16 @@ def build(
         client_tests=client_tests,
         validate=judge(task, data, held),
     )
+
+
+def stays_on_host(config: Config, data: Dataset) -> bool:
+    """Return whether training samples stay in host memory: as asked, or where they are files or too large."""
+    if config.data_memory != "auto":
+        return config.data_memory == "host"
+    if torch.device(config.device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(torch.device(config.device))
+        return data.x_train.nbytes > free // 2
+    return is_mapped(data.x_train)
 
 
 def make_planner(config: Config, partition: Partition, task: NetworkTask, shift: int) -> Planner:

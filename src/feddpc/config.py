@@ -299,6 +299,15 @@ class Config:
         changes_numbers=False,
         after_setup=True,
     )
+    data_memory: Literal["auto", "device", "host"] = key(
+        "auto",
+        "Where training samples lie: on the device, or in host memory (or mapped files), from where those of a cohort "
+        "are copied to the device before its steps and those of the next one are read meanwhile.",
+        "execution",
+        shown="auto: host for mapped files, and where the samples would take more than half of a GPU's free memory",
+        changes_numbers=False,
+        may_change=True,
+    )
     client_memory: Literal["auto", "device", "host", "disk"] = key(
         "auto",
         "Where per-client states are kept. auto takes the device if all of them fit into a quarter of its free memory, "
@@ -445,7 +454,7 @@ def execution_keys() -> tuple[str, ...]:
     """Return the keys that decide where and how fast a run computes, but not what.
 
     >>> execution_keys()
-    ('device', 'engine', 'compile', 'client_memory', 'threads')
+    ('device', 'engine', 'compile', 'data_memory', 'client_memory', 'threads')
     """
     return tuple(name for name, facts in keys().items() if not facts.changes_numbers)
 
@@ -486,7 +495,7 @@ def may_change() -> tuple[str, ...]:
     """Return the keys that a resumed run may have otherwise than before.
 
     >>> may_change()
-    ('rounds', 'client_memory')
+    ('rounds', 'data_memory', 'client_memory')
     """
     return tuple(name for name, facts in keys().items() if facts.may_change)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -133,9 +134,21 @@ class Experiment:
 
     def cohort(self, method: Method, t: int, ids: Ids, slots: State) -> tuple[BatchPlan, Cohort]:
         """Return the batches of clients ``ids`` in round ``t``, and what the server knows about these clients."""
-        plan = self.plan(t, ids)
+        plan = self.staged(self.plan(t, ids))
         cohort, training = self.population.cohort(method, t, ids, plan.steps, slots, self.w0.device)
         return plan if training is None else plan.resting(~training), cohort
+
+    def staged(self, plan: BatchPlan) -> BatchPlan:
+        """Bring the samples of a plan to the device, if they are in host memory, and return it for where they lie."""
+        if self.task.host is None or not len(plan.clients):
+            return plan
+        return self.task.host.stage(plan, self.planner.partition)
+
+    def read_ahead(self, t: int) -> None:
+        """Read the samples of the participants of round ``t`` in the background, if they are in host memory."""
+        if self.task.host is not None and t <= self.config.rounds:
+            with suppress(BadInputError):  # a fixed schedule has an end
+                self.task.host.read_ahead(self.draw(t).answered, self.planner.partition)
 
     # What a run folder says about it.
 

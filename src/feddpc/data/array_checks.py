@@ -16,6 +16,8 @@ Target = Literal["classes", "floats", "multihot", "tokens"]
 #: A larger label is taken for a mistake: a model with that many outputs would fill the memory.
 MAX_CLASSES = 100_000
 MAX_TOKENS = 1 << 24
+#: How many samples are checked at a time.
+CHUNK = 10_000
 #: The token target that no loss counts, as in torch's cross-entropy: it pads sequences.
 IGNORED = -100
 
@@ -70,11 +72,16 @@ def _finite(values: Array, field: str, error: type[DataError] | type[BadInputErr
     """Return ``values`` as float32, or raise ``error`` where one is NaN or infinite."""
     with np.errstate(over="ignore"):  # a float64 beyond the range of float32 becomes Inf and is reported below
         x = np.ascontiguousarray(values, dtype=np.float32)
-    bad = ~np.isfinite(x)
-    if bad.any():
-        first = tuple(int(i) for i in np.argwhere(bad)[0])
+    count, first = 0, tuple[int, ...]()
+    for start in range(0, len(x), CHUNK):  # it may be a file that is larger than the memory
+        bad = ~np.isfinite(x[start : start + CHUNK])
+        if bad.any() and not count:
+            row, *rest = (int(i) for i in np.argwhere(bad)[0])
+            first = (row + start, *rest)
+        count += int(bad.sum())
+    if count:
         raise error(
-            f"{field} holds {int(bad.sum())} values that are NaN or infinite, the first ({x[first]}) at index {first}: "
+            f"{field} holds {count} values that are NaN or infinite, the first ({x[first]}) at index {first}: "
             "remove or replace them"
         )
     return x

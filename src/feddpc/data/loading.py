@@ -38,7 +38,8 @@ def load(
 ) -> Dataset:
     """Return a data set by name, or from a path.
 
-    A path is an ``.npz`` file, a folder or zip of images, a folder of LEAF's JSON files, or a table (``.csv`` or
+    A path is an ``.npz`` file, a folder of ``.npy`` files (:func:`feddpc.data.readers.read_arrays`), a folder or zip of
+    images, a folder of LEAF's JSON files, or a table (``.csv`` or
     ``.parquet``), for which ``options`` are those of :func:`feddpc.data.readers.read_table`, ``target`` at least. A
     function of your own can be registered, or named as ``FILE.py:FUNCTION``; ``options`` are its arguments. A known
     name always means the known data set, even where a file has the same name: write ``./digits`` for the file.
@@ -101,6 +102,10 @@ def _load_known(name: str, cache: str | os.PathLike[str] | None) -> Dataset:
 def _load_path(path: Path) -> Dataset:
     if path.suffix == ".npz":
         return read_npz(path)
+    if (path / "x_train.npy").exists():
+        from feddpc.data.readers import read_arrays
+
+        return read_arrays(path)
     if any(path.glob("train/*.json")):
         from feddpc.data.readers import read_leaf
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from feddpc.checks import check_int, check_probability
 from feddpc.data.array_checks import IGNORED, Array, Target, to_numpy
-from feddpc.data.dataset import Dataset
+from feddpc.data.dataset import FIELDS, Dataset
 from feddpc.data.untrusted import decoding_errors
 from feddpc.errors import BadInputError, DataError, unknown
 from feddpc.rng import generator
@@ -130,6 +130,23 @@ def read_table(
         tables["test"] = _read_columns(Path(test).expanduser())
     split = None if "test" in tables else (test, seed)
     return _from_columns(tables, columns, target, client, split, name=path.stem, kind=kind)
+
+
+def read_arrays(folder: str | Path, *, name: str | None = None) -> Dataset:
+    """Read ``x_train.npy``, ``y_train.npy``, ``x_test.npy``, ``y_test.npy``, and ``client_ids.npy`` if it is there.
+
+    The files are mapped into memory: samples are read when a client that holds them takes part, so that there may be
+    more of them than fit. Save images as uint8, other samples as float32 or int64; other types are converted at once.
+    """
+    folder = Path(folder).expanduser()
+    wanted = [*FIELDS, *(["client_ids"] if (folder / "client_ids.npy").exists() else [])]
+    arrays = {}
+    for field in wanted:
+        try:
+            arrays[field] = np.load(folder / f"{field}.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
+            raise DataError(f"{folder / field}.npy cannot be read: {str(error).splitlines()[0]}") from None
+    return Dataset.from_arrays(**arrays, name=name or folder.name)
 
 
 def read_leaf(folder: str | Path, *, name: str | None = None) -> Dataset:

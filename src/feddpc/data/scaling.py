@@ -85,7 +85,10 @@ def channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     values = np.arange(256.0)
     moments = []
     for channel in range(x.shape[-1]):
-        share = np.bincount(x[..., channel].reshape(-1), minlength=256) / x[..., channel].size
+        counts = np.zeros(256, np.int64)
+        for start in range(0, len(x), 10_000):  # it may be a file that is larger than the memory
+            counts += np.bincount(x[start : start + 10_000, ..., channel].reshape(-1), minlength=256)
+        share = counts / x[..., channel].size
         mean = float(share @ values)
         moments.append((mean, float(np.sqrt(share @ (values - mean) ** 2)) or 1.0))
     return np.array([m for m, _ in moments]), np.array([s for _, s in moments])

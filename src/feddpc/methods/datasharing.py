@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Costs, Method, State
 from feddpc.methods.federated_data import FederatedData, Ids, reserved_each
-from feddpc.tasks.base import Rows, Task
+from feddpc.tasks.base import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +88,9 @@ class DataSharing(Method):
         """Warm up: plain SGD on G."""
         mine = self._kept(world)
         for epoch in range(self.warmup):
-            order = torch.from_numpy(world.rng("warm-up", epoch).permutation(mine)).to(w.device)
-            for samples in torch.split(order, world.batch_size):
-                batch = task.fetch(Rows(samples))
+            order = world.rng("warm-up", epoch).permutation(mine)
+            for start in range(0, len(order), world.batch_size):
+                batch = task.samples(order[start : start + world.batch_size])
                 _, g = task.value_and_grad(lambda at, batch=batch: task.loss(at, batch), w)  # type: ignore[misc]
                 w = w - world.client_lr * g
         return w

@@ -63,7 +63,7 @@ def evaluate_clients(experiment: Experiment, method: Method, engine: Engine, sta
     assert experiment.client_tests is not None
     task, held = experiment.task, experiment.client_tests
     measured = list(dict.fromkeys([task.metrics[0], LOSS]))
-    _, targets = _samples(task, held.order)
+    targets = task.samples(held.order).y
     values = _by_client(task, _outputs(experiment, method, state), targets, held, measured)
     if experiment.config.finetune_steps:
         tuned = _finetuned_outputs(experiment, method, engine, state)
@@ -84,13 +84,13 @@ def _outputs(experiment: Experiment, method: Method, state: RunState) -> Tensor:
     w = state.model(method)
     if not (overrides(method, "personal") or experiment.buffers(method) == "local"):
         with _evaluating(task):
-            return torch.cat([task.outputs(w, x) for x in torch.split(_samples(task, held.order)[0], 500)])
+            return torch.cat([task.outputs(w, x) for x in torch.split(task.samples(held.order).x, 500)])
     parts = []
     for client in range(len(held)):
         memory = {key: rows[0] for key, rows in _memories(method, state, np.array([client])).items()}
         mine = _whole(method.personal(task, w[: task.d], memory), memory.get(STATISTICS, state.statistics))
         with _evaluating(task):
-            parts.append(task.outputs(mine, _samples(task, held[client])[0]))
+            parts.append(task.outputs(mine, task.samples(held[client]).x))
     return torch.cat(parts)
 
 
@@ -119,11 +119,6 @@ def _evaluating(task: NetworkTask) -> Iterator[None]:
         task.module.train()
 
 
-def _samples(task: NetworkTask, ids: np.ndarray) -> tuple[Tensor, Tensor]:
-    index = torch.tensor(ids, device=task.device)
-    return task.inputs(task.x[index]), task.y[index]
-
-
 def _by_client(
     task: NetworkTask, outputs: Tensor, targets: Tensor, held: Partition, measured: list[Metric]
 ) -> dict[str, list[float]]:
@@ -149,7 +144,7 @@ def _finetuned_outputs(experiment: Experiment, method: Method, engine: Engine, s
     down = {} if state.statistics is None else {STATISTICS: state.statistics}
     for first in range(0, len(held), AT_ONCE):
         ids = np.arange(first, min(first + AT_ONCE, len(held)))
-        plan = planner.plan(state.round, ids).first(steps)
+        plan = experiment.staged(planner.plan(state.round, ids).first(steps))
         own = _memories(method, state, ids)
         kept = own if tuner is method else {key: own[key] for key in (STATISTICS,) if key in own}
         trained = engine.train(experiment.local(tuner, state.statistics), task, w, down, kept, plan, client_lr)
@@ -158,7 +153,7 @@ def _finetuned_outputs(experiment: Experiment, method: Method, engine: Engine, s
             mine = tuner.personal(task, w - trained.up["delta"][i], memory)
             measured = trained.up[STATISTICS][i] if STATISTICS in trained.up else None
             with _evaluating(task):
-                parts.append(task.outputs(_whole(mine, measured), _samples(task, held[client])[0]))
+                parts.append(task.outputs(_whole(mine, measured), task.samples(held[client]).x))
     return torch.cat(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddpc.data.batches import BatchPlan
+from feddpc.data.batches import BatchPlan, Ints
 from feddpc.engines.base import Prober
 from feddpc.experiment import Experiment
 from feddpc.methods._algebra import exact_sum
@@ -25,11 +25,12 @@ def probe_cohort(
     """Return the answers of a cohort to the method's probe, and the clients that go on: those with finite answers."""
     if not len(plan.clients):
         return plan, cohort, {}
-    task, planner = experiment.task, experiment.planner
-    asked = _asked(experiment, method, state)
-    answers = ask_some(
-        method, state.w, cohort, plan.clients, lambda ids: prober.probe(asked, task, state.w, planner.sweep(ids))
-    )
+    asked, task = _asked(experiment, method, state), experiment.task
+
+    def ask(ids: Ints) -> State:
+        return prober.probe(asked, task, state.w, experiment.staged(experiment.planner.sweep(ids)))
+
+    answers = ask_some(method, state.w, cohort, plan.clients, ask)
     finite = finite_rows(answers)
     if finite is None:
         return plan, cohort, answers
@@ -44,7 +45,7 @@ def probe_population(experiment: Experiment, method: Method, engine: Prober, sta
     for first in range(0, population, SURVEYED_AT_ONCE):
         ids = np.arange(first, min(first + SURVEYED_AT_ONCE, population))
         asked = _asked(experiment, method, state)
-        answers = engine.probe(asked, experiment.task, state.w, experiment.planner.sweep(ids))
+        answers = engine.probe(asked, experiment.task, state.w, experiment.staged(experiment.planner.sweep(ids)))
         finite = finite_rows(answers)
         if finite is not None:
             ids, answers = ids[finite.cpu().numpy()], select_rows(finite, answers)

@@ -49,6 +49,7 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
     draw = experiment.draw(t)  # who is invited, who answers
     slots = state.slots.read(draw.answered)
     plan, cohort = experiment.cohort(method, t, draw.answered, slots)  # their batches, weights and rates
+    experiment.read_ahead(t + 1)
     probes: State = {}
     if method.probes:  # the method asks its clients before they train
         plan, cohort, probes = probe_cohort(experiment, method, engine, state, plan, cohort)

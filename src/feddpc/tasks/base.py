@@ -15,6 +15,7 @@ from torch import Tensor
 from feddpc.data.array_checks import IGNORED
 from feddpc.errors import BadInputError
 from feddpc.models.statistics import Traits
+from feddpc.tasks.host_samples import HostSamples, Ints
 from feddpc.tasks.metrics import LOSS, Metric
 
 Objective = Callable[[Tensor], Tensor]
@@ -110,6 +111,7 @@ class Task(ABC):
     traces: dict[Any, dict[Any, Any]]  #: what engines have traced of it and its twins, which compute the same
     device: torch.device = torch.device("cpu")
     stochastic: bool = False
+    host: HostSamples | None = None  #: where its training samples are, if they are not all on the device
     traits: Traits = Traits((), False, 1)  #: what its network measures while it trains, and whether it mixes samples
     metrics: tuple[Metric, ...] = (LOSS,)  #: what `evaluate` measures, the primary one first; the loss is among them
     differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
@@ -125,6 +127,10 @@ class Task(ABC):
     @abstractmethod
     def fetch(self, rows: Rows) -> Batch:
         """Return the samples that ``rows`` names, scaled and augmented."""
+
+    def samples(self, ids: Ints) -> Batch:
+        """Return training samples by their numbers, neither augmented nor padded."""
+        return self.fetch(Rows(torch.tensor(ids, device=self.device)))
 
     @abstractmethod
     def loss(self, y: Tensor, batch: Batch) -> Tensor:

@@ -23,6 +23,7 @@ from feddpc.models.flat import Flat
 from feddpc.models.statistics import Traits, examine, norm_mask
 from feddpc.registry import Registry
 from feddpc.tasks.base import Batch, Rows, Tally, Task, forked
+from feddpc.tasks.host_samples import HostSamples, Ints, Read
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import Measure, Totals, choose_measures
 from feddpc.tasks.metrics import LOSS
@@ -44,7 +45,8 @@ TRANSFORMS: Registry[Any] = Registry("transform", {}, accepts=inspect.isfunction
 class NetworkTask(Task):
     """A module, a loss per sample, and a data set that is resident on the device. Subclasses say what is learned.
 
-    Training images stay uint8 on the device and are scaled batch by batch; test images are scaled once when that takes
+    Training images stay uint8 on the device and are scaled batch by batch, or stay in host memory (``on_host``), where
+    those of each cohort are taken from; test images are scaled once when that takes
     less than ``resident_bytes``.
 
     A task of one's own overrides :meth:`sample_losses`, and lists what it measures in ``measured``.
@@ -70,6 +72,8 @@ class NetworkTask(Task):
         loss: Loss | None = None,
         transform: Transform | None = None,
         metrics: Sequence[Any] = (),
+        on_host: bool = False,
+        capacity: int = 0,
     ) -> None:
         super().__init__()
         self.transform = transform
@@ -85,8 +89,7 @@ class NetworkTask(Task):
         self.scaler = scaler.to(device, dtype)
         self.shift, self.half = shift, half
         self.classes = data.classes
-        self.x, self.y = self.tensors(data, data.x_train, data.y_train, device)
-        self.device = self.x.device
+        self._load(data, torch.device(device), on_host, capacity)
         x_test, self.y_test = self.tensors(data, data.x_test, data.y_test, device)
         floats = x_test.numel() * torch.empty((), dtype=dtype).element_size()
         self.test_scaled = floats <= self.resident_bytes
@@ -101,13 +104,33 @@ class NetworkTask(Task):
         twin = copy.copy(self)
         twin.tally = Tally()
         if data is not None:
-            twin.x, twin.y = self.tensors(data, data.x_train, data.y_train, self.device)
+            twin._load(data, self.device, self.host is not None)
         if module is not None:
             twin.module = module.to(device=self.x.device, dtype=self.scaler.dtype).train()
             twin.flat, twin._masks = Flat(twin.module), {}
             twin.d = twin.flat.d
             twin.stochastic = twin._try_out(int(self.classes))
         return twin
+
+    def _load(self, data: Dataset, device: torch.device, on_host: bool, capacity: int = 0) -> None:
+        """Bring the training samples to the device; ``on_host``: only two of them, and later those of each cohort."""
+        if not on_host:
+            self.host = None
+            self.x, self.y = self.tensors(data, data.x_train, data.y_train, device)
+        else:
+            self.host = HostSamples(self._reader(data), device, capacity)
+            self.x, self.y = (part.to(device) for part in self._reader(data)(np.arange(min(2, len(data.y_train)))))
+        self.device, self.data = self.x.device, data
+
+    def _reader(self, data: Dataset) -> Read:
+        return lambda ids: self.tensors(data, data.x_train[ids], data.y_train[ids], "cpu")
+
+    def samples(self, ids: Ints) -> Batch:
+        """Return training samples by their numbers, wherever they are kept, as the network wants them."""
+        if self.host is None:
+            return super().samples(ids)
+        x, y = self._reader(self.data)(ids)
+        return Batch(self.inputs(x.to(self.device)), y.to(self.device))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,6 +147,8 @@ class NetworkTask(Task):
         twin.first_statistics = self.first_statistics.to(dtype)
         twin.scaler = self.scaler.to(self.device, dtype)
         twin.half = precision == "bf16"
+        if self.host is not None:
+            twin.host = HostSamples(twin._reader(self.data), self.device)
         twin.x_test, twin.y_test = self.x_test[:tests], self.y_test[:tests]
         if twin.x_test.is_floating_point():
             twin.x_test = twin.x_test.to(dtype)
@@ -141,7 +166,7 @@ class NetworkTask(Task):
     def _try_out(self, classes: int) -> bool:
         """Send a sample through the module; say whether it draws random numbers, or what is wrong with it."""
         first = torch.arange(2, device=self.x.device).clamp(max=len(self.x) - 1)
-        pair = self.fetch(Rows(first)).x
+        pair = self.inputs(self.x[first])
         if self.transform is not None:
             self._check_transform(pair[:1], uniforms_of(self.transform))
         with torch.no_grad(), forked(self.x.device) as generator:
@@ -217,14 +242,15 @@ class NetworkTask(Task):
 
     def fetch(self, rows: Rows) -> Batch:
         """Gather, augment and scale the samples of ``rows`` on the device."""
-        x = self.x[rows.samples]
+        held: NetworkTask | HostSamples = self if self.host is None else self.host
+        x = held.x[rows.samples]
         if rows.draws is not None and self.transform is None:
             x = crop_and_flip(x, rows.draws, self.shift)
         x = self.inputs(x)
         if rows.draws is not None and self.transform is not None:
             x = self.transform(x, rows.draws)
         mask = None if rows.mask is None else rows.mask.to(self.scaler.dtype)
-        return Batch(x, self.y[rows.samples], mask)
+        return Batch(x, held.y[rows.samples], mask)
 
     def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Call a method of the network with parameters ``y``."""

@@ -72,14 +72,17 @@ class Cuda(Engine):
         """Modules that draw for themselves cannot be replayed, and graphs need a GPU."""
         if task.device.type != "cuda" and not self.anywhere:
             return "graphs need a GPU"
+        if self.compile and task.host is not None:
+            return "compile = true takes samples for constants, but data_memory = 'host' changes them: leave one out"
         return self.fallback.refuses(task)
 
     @torch.no_grad()
     def probe(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> State:
         """Ask all clients at once: from a graph if plans of this shape were captured or may still be."""
-        if (task, method) != self._asking:
+        asking = (task, method, _generation(task))
+        if asking != self._asking:
             self._forget(self._probes)
-            self._asking = (task, method)
+            self._asking = asking
         shape = plan.index.shape
         if shape not in self._probes:
             if len(self._probes) >= MOST_PROBES:
@@ -118,6 +121,7 @@ class Cuda(Engine):
         judges = experiment.evaluates, experiment.validate
         rules = experiment.local(method), experiment.policies.optimizer, experiment.population.rates_change
         about = (experiment.task, method, *rules, config.lr, config.server_lr, judges)
+        about += (_generation(experiment.task),)
         if about != self._about:
             self._forget(self._sessions)
             self._about = about
@@ -170,3 +174,8 @@ class Cuda(Engine):
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
         return None
+
+
+def _generation(task: Task) -> int:
+    """Return how often the tensors with the samples of a task were replaced, which graphs read."""
+    return 0 if task.host is None else task.host.generation
