@@ -78,7 +78,7 @@ class Experiment:
         """Return what happens to statistics of the network with ``method``: "average" or "local"; or refuse them."""
         wanted, found = self.config.buffers, self.task.traits.statistics
         if not found:
-            return "local" if method.keeps_statistics else "average"
+            return "average"  # of nothing
         remedy = "convert the model with feddpc.models.to_groupnorm"
         if wanted == "refuse":
             raise BadInputError(f"buffers = 'refuse', and training changes buffer {found[0]!r} of the model: {remedy}")

@@ -26,6 +26,7 @@ def make_run():
         folder=None,
         environment=None,
         holdings=None,
+        clients=None,
         costs=None,
         who=lambda t: {"participants": [0, 1]},
         **config,
@@ -44,7 +45,9 @@ def make_run():
         summary = None if status is None else {"status": status, "reason": reason, "rounds": len(records)}
         summary = summary and summary | ({"costs": costs} if costs else {})
         where = folder or Path("nowhere") / f"{method}-seed{seed}"
-        return StoredRun(where, settings, records, summary, environment or {}, holdings=holdings or {})
+        return StoredRun(
+            where, settings, records, summary, environment or {}, holdings=holdings or {}, clients=clients or {}
+        )
 
     return make
 

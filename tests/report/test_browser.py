@@ -220,6 +220,22 @@ def test_who_took_part_and_who_holds_what(show, compared):
     assert "3 clients hold 2 to 5 samples, of 1.3 of the 2 classes" in page.run("document.body.textContent")
 
 
+def test_how_each_client_is_served(show, make_run):
+    values = {"accuracy": [0.0, 0.5, 1.0, 1.0], "finetuned_accuracy": [1.0] * 4, "loss": [1.0, 2.0, None, 3.0]}
+    runs = [make_run("feddpc", [0.1], seed=s, clients={"round": 1, "metrics": values}) for s in (0, 1)] + [
+        make_run("fedavg", [0.1], clients={"round": 1, "metrics": {"accuracy": [0.5, 0.5]}})
+    ]
+    page = show(runs)
+    picture = "document.getElementById('fairness')"
+    found = page.run(f"{picture}.data.map((t) => [t.name, t.x[0], t.x[20], t.y.slice(0, 20)])")
+    assert [(name, low, high) for name, low, high, _ in found] == [("feddpc", 0, 1), ("fedavg", 0, 1)]
+    assert [(i, y) for i, y in enumerate(found[0][3]) if y] == [(0, 25), (10, 25), (19, 50)]
+    assert [(i, y) for i, y in enumerate(found[1][3]) if y] == [(10, 100)]
+    page.choose("#fairness-choice", "loss")
+    assert page.run(f"{picture}.data.map((t) => t.name)") == ["feddpc"]
+    assert page.run("document.getElementById('fairness-words').textContent") == "feddpc: mean 2.00, 6 values"
+
+
 def test_many_clients_are_drawn_in_blocks(show, make_run):
     run = make_run(accuracy=[0.1] * 100, clients=10_000, who=lambda t: {"participants": [0, 9_999]})
     page = show([run])

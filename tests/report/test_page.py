@@ -381,3 +381,11 @@ def test_our_scripts_write_no_html_and_ask_for_nothing():
     assert len(scripts) == 6
     for name, script in scripts.items():
         assert not re.search(r"innerHTML|insertAdjacent|document\.write|eval\(|fetch\(|XMLHttp|import\(", script), name
+
+
+@pytest.mark.parametrize("broken", [{}, {"metrics": 3}, {"metrics": {"accuracy": "high"}}, {"metrics": {"a": [{}]}}])
+def test_garbled_metrics_of_clients_do_no_harm(make_run, broken):
+    runs = [make_run(clients=broken)]
+    found = numbers(runs)["runs"][0]["clients"]
+    assert all(value is None for values in found.values() for value in values)
+    assert render(runs)

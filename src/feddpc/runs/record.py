@@ -49,6 +49,7 @@ class StoredRun:
     privacy: dict[str, Any] = field(default_factory=dict)  #: what left the clients beside their updates
     holdings: dict[str, Any] = field(default_factory=dict)  #: samples by client and class, and the classes' names
     metrics: tuple[Metric, ...] = CLASSIFICATION  #: what was measured, the primary one first
+    clients: dict[str, Any] = field(default_factory=dict)  #: metrics at each client after the last evaluated round
 
     @property
     def primary(self) -> Metric:
@@ -201,7 +202,7 @@ def is_run(path: Path) -> bool:
 
 def is_blank(path: Path) -> bool:
     """Say whether a run may begin in ``path``: nothing is there, or only what a run killed at its very start left."""
-    whole = ("environment.json", "privacy.json", "holdings.json", f"{COUNTED}.json", LEARNED)
+    whole = ("environment.json", "privacy.json", "holdings.json", "clients.json", f"{COUNTED}.json", LEARNED)
     parts = {f".{name}.part" for name in (*whole, "config.toml", "compare.json")}
     with explain_os_errors(path):
         return not path.exists() or (path.is_dir() and all(p.name in {".lock", *whole, *parts} for p in path.iterdir()))
@@ -231,10 +232,10 @@ def load(path: Path, damage: list[str] | None = None) -> StoredRun:
     """
     config = load_config(path)
     records = read_records(path / ROUNDS, damage=damage)
-    names = ("summary", "environment", "privacy", "holdings")
-    summary, about, privacy, holdings = (read_json(path / f"{name}.json", damage) for name in names)
+    names = ("summary", "environment", "privacy", "holdings", "clients")
+    summary, about, privacy, holdings, clients = (read_json(path / f"{name}.json", damage) for name in names)
     metrics = read_metrics(about.pop("metrics", None), summary)
-    return StoredRun(path, config, records, summary or None, about, privacy, holdings, metrics)
+    return StoredRun(path, config, records, summary or None, about, privacy, holdings, metrics, clients)
 
 
 def read_metrics(tables: Any, summary: Mapping[str, Any]) -> tuple[Metric, ...]:

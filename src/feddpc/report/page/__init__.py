@@ -107,6 +107,7 @@ def render(runs: Sequence[StoredRun], *, title: str | None = None, notes: Sequen
         best=escape(tables.best_words(primaries(every))),
         curves=charts.curves(known, runs),
         notes=charts.notes(runs),
+        fairness=charts.fairness(known, runs),
         schedule=charts.schedule(known),
         holdings=charts.holdings(known, runs),
         costs=sections.costs(every),

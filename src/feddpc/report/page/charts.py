@@ -47,6 +47,26 @@ def notes(runs: Sequence[StoredRun]) -> str:
     return section("notes", "What the methods noted", _figures(figures), explained if "mean_cosine" in names else "")
 
 
+def fairness(known: dict[str, Any], runs: Sequence[StoredRun]) -> str:
+    """Return the box of how well each client is served, with a list of metrics; nothing if that was not measured."""
+    names = dict.fromkeys(name for run in known["runs"] for name in run["clients"])
+    if not names:
+        return ""
+    words = {metric.name: metric.words for run in runs for metric in run.metrics}
+    items = []
+    for name in names:
+        plain = name.removeprefix("finetuned_")
+        label = words.get(plain, plain) + (" after local steps" if plain != name else "")
+        items.append(f'<option value="{escape(name)}">{escape(show(label))}</option>')
+    return section(
+        "clients",
+        "How each client is served",
+        _picture("fairness", "metric", {}).replace("</select>", "".join(items) + "</select>"),
+        "On samples held out of each client's training, after the last evaluated round, all seeds together. A narrow "
+        "hill treats clients alike. Deviation and worst tenth in every round are among the notes above.",
+    )
+
+
 def schedule(known: dict[str, Any]) -> str:
     """Return the box of who took part when; nothing if no run tells."""
     if not known["schedules"]:

@@ -47,6 +47,7 @@ def numbers(runs: Sequence[StoredRun]) -> Json:
                 {"name": run.folder.name, "group": index, "seed": run.config.seed, "status": status(run)}
                 | {"rounds": _picked(curves, kept), "notes": _picked(notes, kept)}
                 | {"schedule": schedules.place(_schedule(run)), "holdings": holdings.place(_holdings(run))}
+                | {"clients": client_metrics(run)}
                 | {"config": _jsonable(run.config.asdict()), "environment": _jsonable(environment(run))}
                 | {"summary": _jsonable(run.summary)}
             )
@@ -77,6 +78,14 @@ def note_names(runs: Iterable[StoredRun]) -> list[str]:
         numbers = (k for r in run.records for k, v in r.items() if k not in common and isinstance(v, int | float))
         found |= dict.fromkeys(numbers)
     return list(found)
+
+
+def client_metrics(run: StoredRun) -> dict[str, Column]:
+    """Return the metrics at each client, if the folder tells them, in the shape they must have."""
+    found = run.clients.get("metrics")
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): [_short(v) for v in values] for name, values in found.items() if isinstance(values, list)}
 
 
 def environment(run: StoredRun) -> Json:

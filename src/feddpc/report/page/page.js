@@ -30,6 +30,7 @@ function hide(hidden) {
   [...byId("legend").children].forEach((item, index) => item.setAttribute("aria-pressed", !hidden.has(index)));
   byId("drawn").textContent = hidden.size ? `${count - hidden.size} of ${count} drawn` : "";
   drawCurves();
+  if (byId("fairness")) drawFairness();
 }
 
 function makeLegend() {
@@ -73,6 +74,7 @@ for (const choice of document.querySelectorAll(".note-choice")) {
     drawChart(chart);
   });
 }
+byId("fairness-choice")?.addEventListener("change", drawFairness);
 byId("schedule-choice")?.addEventListener("change", drawSchedule);
 byId("holdings-choice")?.addEventListener("change", drawHoldings);
 for (const chart of document.querySelectorAll(".chart")) {

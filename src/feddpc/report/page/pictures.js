@@ -82,7 +82,45 @@ function drawHoldings() {
     `of ${mean(held).toFixed(1)} of the ${classes.length} classes on average.`;
 }
 
+// How many clients have which value: a hill for each configuration that is drawn.
+function drawFairness() {
+  const node = document.getElementById("fairness");
+  const metric = document.getElementById("fairness-choice").value;
+  const values = DATA.groups.map((_, index) => runsOf(index).flatMap((run) => run.clients[metric] ?? []).filter((v) => v !== null));
+  const drawn = [...DATA.groups.keys()].filter((index) => values[index].length && !state.hidden.has(index));
+  const all = drawn.flatMap((index) => values[index]);
+  const [low, high] = all.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+  const size = (high - low || 1) / 20;
+  const bins = Array.from({ length: 21 }, (_, i) => low + i * size);
+  const traces = drawn.map((index) => {
+    const group = DATA.groups[index];
+    const counts = new Array(20).fill(0);
+    values[index].forEach((v) => (counts[Math.min(19, Math.floor((v - low) / size))] += 1));
+    const shares = counts.map((n) => (100 * n) / values[index].length);
+    return {
+      type: "scatter",
+      mode: "lines",
+      name: plain(group.label),
+      x: bins,
+      y: [...shares, shares[19]],
+      line: { shape: "hv", width: 2, color: isDark() ? group.dark : group.colour, dash: group.dash },
+      fill: drawn.length < 3 ? "tozeroy" : "none",
+      hovertemplate: "%{y:.1f} % of clients from %{x:.3g}<extra>%{fullData.name}</extra>",
+    };
+  });
+  draw(node, traces, {
+    xaxis: { title: { text: plain(metric.replaceAll("_", " ")) }, zeroline: false },
+    yaxis: { title: { text: "clients (%)" }, rangemode: "tozero" },
+  });
+  const mean = (some) => some.reduce((sum, v) => sum + v, 0) / some.length;
+  document.getElementById("fairness-words").textContent = drawn
+    .slice(0, 4)
+    .map((index) => `${DATA.groups[index].label}: mean ${mean(values[index]).toPrecision(3)}, ${values[index].length} values`)
+    .join("; ");
+}
+
 function drawPictures() {
+  if (document.getElementById("fairness")) drawFairness();
   if (document.getElementById("schedule")) drawSchedule();
   if (document.getElementById("holdings")) drawHoldings();
 }
