@@ -26,7 +26,7 @@ def make_run():
         folder=None,
         environment=None,
         holdings=None,
-        clients=None,
+        per_client=None,
         costs=None,
         who=lambda t: {"participants": [0, 1]},
         **config,
@@ -46,7 +46,7 @@ def make_run():
         summary = summary and summary | ({"costs": costs} if costs else {})
         where = folder or Path("nowhere") / f"{method}-seed{seed}"
         return StoredRun(
-            where, settings, records, summary, environment or {}, holdings=holdings or {}, clients=clients or {}
+            where, settings, records, summary, environment or {}, holdings=holdings or {}, clients=per_client or {}
         )
 
     return make

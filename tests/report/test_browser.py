@@ -222,8 +222,8 @@ def test_who_took_part_and_who_holds_what(show, compared):
 
 def test_how_each_client_is_served(show, make_run):
     values = {"accuracy": [0.0, 0.5, 1.0, 1.0], "finetuned_accuracy": [1.0] * 4, "loss": [1.0, 2.0, None, 3.0]}
-    runs = [make_run("feddpc", [0.1], seed=s, clients={"round": 1, "metrics": values}) for s in (0, 1)] + [
-        make_run("fedavg", [0.1], clients={"round": 1, "metrics": {"accuracy": [0.5, 0.5]}})
+    runs = [make_run("feddpc", [0.1], seed=s, per_client={"round": 1, "metrics": values}) for s in (0, 1)] + [
+        make_run("fedavg", [0.1], per_client={"round": 1, "metrics": {"accuracy": [0.5, 0.5]}})
     ]
     page = show(runs)
     picture = "document.getElementById('fairness')"

@@ -385,7 +385,7 @@ def test_our_scripts_write_no_html_and_ask_for_nothing():
 
 @pytest.mark.parametrize("broken", [{}, {"metrics": 3}, {"metrics": {"accuracy": "high"}}, {"metrics": {"a": [{}]}}])
 def test_garbled_metrics_of_clients_do_no_harm(make_run, broken):
-    runs = [make_run(clients=broken)]
+    runs = [make_run(per_client=broken)]
     found = numbers(runs)["runs"][0]["clients"]
     assert all(value is None for values in found.values() for value in values)
     assert render(runs)
