@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +17,20 @@ from feddpc.config import Config
 from feddpc.data import Dataset, load, schemes
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import default_scaling, make_scaler
-from feddpc.errors import BadInputError
+from feddpc.data.scaling import Scaler, default_scaling, make_scaler
+from feddpc.errors import BadInputError, wrong_type
 from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
 from feddpc.methods.federated_data import FederatedData, reserved
 from feddpc.methods.fedopt import FedOpt
 from feddpc.methods.local_steps import check_local_steps
+from feddpc.own_functions import describe
 from feddpc.policies import Policies, client_optimizer, resolve_policies
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.kinds import BY_TARGET, TASKS
 from feddpc.tasks.losses import LOSSES, TARGETS
-from feddpc.tasks.measures import FUNCTIONS
+from feddpc.tasks.measures import FUNCTIONS, Measure, measure_of
 from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
 from feddpc.torch_globals import set_precision, set_threads
 from feddpc.validation import held_counts, held_out, judge
@@ -76,21 +77,7 @@ def build(
     models.check_supported(module)
     set_precision(config.precision)
     shift = largest_shift(data) if config.augment else 0
-    transform = own.transform or (TRANSFORMS.get(config.transform) if config.transform else None)
-    if transform is not None and config.augment:
-        raise BadInputError("augment and transform cannot be used together: let the transform do both")
-    task = (own.task or TASKS.get(config.task))(
-        module,
-        data,
-        make_scaler(config.scaling, data),
-        device=config.device,
-        dtype=torch.float64 if config.precision == "float64" else torch.float32,
-        half=config.precision == "bf16",
-        shift=shift,
-        loss=own.loss or named_loss(config.loss),
-        transform=transform,
-        metrics=own.metrics or named_metrics(config.metrics),
-    )
+    task = make_task(config, own, module, data, make_scaler(config.scaling, data), device=config.device, shift=shift)
     positions = data.y_train.shape[1] if data.target == "tokens" else 1
     config = set_threads(config, task.d * positions)
     assert config.batch_size is not None
@@ -99,7 +86,7 @@ def build(
         data=data,
         partition=partition,
         task=task,
-        planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift, uniforms_of(transform)),
+        planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift, uniforms_of(task.transform)),
         sampler=sampling.make(
             config.participation,
             population=len(partition),
@@ -127,6 +114,73 @@ class TaskParts:
     transform: Transform | None = None
     metrics: tuple[Any, ...] = ()
 
+    @classmethod
+    def take(cls, values: dict[str, Any]) -> tuple[TaskParts, dict[str, str]]:
+        """Take out of ``values`` the parts that are objects; return them, and what the configuration calls them."""
+        parts: dict[str, Any] = {}
+        words: dict[str, str] = {}
+        for name in ("task", "loss", "transform"):
+            if name in values and not isinstance(values[name], str):
+                part = parts[name] = values.pop(name)
+                if not callable(part):
+                    raise wrong_type(name, part, "a function, or a name" if name != "task" else "a class, or a name")
+                words[name] = describe(part)
+        metrics = values.get("metrics")
+        if metrics is not None and not isinstance(metrics, str):
+            wanted = list(values.pop("metrics")) if isinstance(metrics, Sequence) else [values.pop("metrics")]
+            parts["metrics"] = tuple(measure_of(one) for one in wanted)
+            words["metrics"] = ",".join(map(_metric_name, wanted, parts["metrics"]))
+        return cls(**parts), words
+
+
+def _metric_name(wanted: Any, measure: Measure) -> str:
+    if isinstance(wanted, str):
+        return wanted
+    return describe(wanted).replace(",", ";") if callable(wanted) else measure.metric.name
+
+
+def load_code(values: dict[str, Any]) -> None:
+    """Replace names of code in files, ``FILE.py:NAME``, by what they name: task, loss, transform and metrics."""
+    for name, known in {"task": TASKS, "loss": LOSSES, "transform": TRANSFORMS}.items():
+        if isinstance(values.get(name), str) and is_code(values[name]):
+            values[name] = known.get(values[name])
+    if isinstance(values.get("metrics"), str) and any(map(is_code, _listed(values["metrics"]))):
+        values["metrics"] = [FUNCTIONS.get(n) if is_code(n) else n for n in _listed(values["metrics"])]
+
+
+def make_task(
+    config: Config,
+    own: TaskParts,
+    module: nn.Module,
+    data: Dataset,
+    scaler: Scaler,
+    *,
+    device: str = "cpu",
+    shift: int = 0,
+) -> NetworkTask:
+    """Build what ``config`` says is learned, by ``module`` from ``data``."""
+    transform = own.transform or (TRANSFORMS.get(config.transform) if config.transform else None)
+    if transform is not None and config.augment:
+        raise BadInputError("augment and transform cannot be used together: let the transform do both")
+    made: NetworkTask = (own.task or TASKS.get(config.task))(
+        module,
+        data,
+        scaler,
+        device=device,
+        dtype=dtype_of(config.precision),
+        half=config.precision == "bf16",
+        shift=shift,
+        loss=own.loss or named_loss(config.loss),
+        transform=transform,
+        metrics=own.metrics or named_metrics(config.metrics),
+    )
+    return made
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the type of the model's numbers."""
+    return torch.float64 if precision == "float64" else torch.float32
+
 
 def partition_name(config: Config, data: Dataset) -> str:
     """Return how the data are split: as asked, or by what they are."""
@@ -144,8 +198,11 @@ def named_loss(name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 def named_metrics(names: str) -> tuple[Any, ...]:
     """Return metrics by their names, which commas separate: known, registered, or in files."""
-    listed = [name.strip() for name in names.split(",") if name.strip()]
-    return tuple(FUNCTIONS.get(n) if n in FUNCTIONS.entries or is_code(n) else n for n in listed)
+    return tuple(FUNCTIONS.get(n) if n in FUNCTIONS.entries or is_code(n) else n for n in _listed(names))
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def make_method(config: Config) -> tuple[Method, Config]:
@@ -164,7 +221,7 @@ def resolve(
 ) -> Config:
     """Fill in what was left open; the result says exactly what will be computed."""
     config = dataclasses.replace(config, partition=partition_name(config, data))
-    changes = _resolve_task(config, data, own or TaskParts())
+    changes: dict[str, Any] = {**resolve_task(config, own or TaskParts(), data.target, data.name)}
     if config.partition == "natural" and partition is None:
         partition = data.natural_partition()[0]
     if partition is not None:
@@ -202,22 +259,22 @@ def _refuse_options(options: dict[str, Any], name: str, what: str) -> None:
         raise BadInputError(f"{name} = {options}: {what} has no options: leave them out")
 
 
-def _resolve_task(config: Config, data: Dataset, own: TaskParts) -> dict[str, Any]:
-    """Return task, loss and metrics by name."""
+def resolve_task(config: Config, own: TaskParts, target: str, data: str) -> dict[str, str]:
+    """Return the names of task, loss and metrics for targets of kind ``target``; ``data`` is what has them."""
     name = config.task
     if own.task is None and name == "auto":
-        name = BY_TARGET[data.target]
+        name = BY_TARGET[target]
     task: type[NetworkTask] = own.task or TASKS.get(name)  # type: ignore[assignment]
-    if task.target and task.target != data.target:
+    if task.target and task.target != target:
         raise BadInputError(
-            f"task = {name!r} needs targets of kind {task.target}, but those of {data.name} are {data.target}: leave "
-            f"task out, or give the data with target={task.target!r}"
+            f"task = {name!r} needs targets of kind {task.target}, but those of {data} are {target}: leave task out, "
+            f"or give the data with target={task.target!r}"
         )
     loss = task.usual_loss or "auto" if config.loss == "auto" and own.loss is None else config.loss
-    if data.target not in TARGETS.get(loss, (data.target,)):
-        able = [known for known, targets in TARGETS.items() if data.target in targets]
+    if target not in TARGETS.get(loss, (target,)):
+        able = [known for known, targets in TARGETS.items() if target in targets]
         raise BadInputError(
-            f"loss = {loss!r} is not defined for targets of kind {data.target}: use {' or '.join(able)}, or a function"
+            f"loss = {loss!r} is not defined for targets of kind {target}: use {' or '.join(able)}, or a function"
         )
     metrics = config.metrics or ",".join(task.measured)
     return {"task": name, "loss": loss, "metrics": metrics}
@@ -282,21 +339,26 @@ def with_reserve(config: Config, methods: Iterable[Method]) -> Config:
     return config
 
 
+def check_method(method: Method, config: Config, target: str, data: str) -> None:
+    """Raise if ``method`` cannot learn targets of kind ``target``, those of ``data``, or has a server optimizer."""
+    if method.targets and target not in method.targets:
+        raise BadInputError(
+            f"{method.name} learns targets of kind {' or '.join(method.targets)}, but those of {data} are {target}: "
+            "choose another method"
+        )
+    if isinstance(method, FedOpt) and config.server_optimizer != "sgd":
+        raise BadInputError(
+            f"server_optimizer = {config.server_optimizer!r}: {method.name} is FedAvg with a server optimizer already: "
+            "leave it out, or use fedavg"
+        )
+
+
 def for_method(experiment: Experiment, method: Method, learned: State | None = None) -> Experiment:
     """Return ``experiment`` as ``method`` changes it; ``learned`` is what an earlier call with this method found out.
 
     A method that changes nothing gets the very same experiment, so that a comparison builds it once.
     """
-    if method.targets and experiment.data.target not in method.targets:
-        raise BadInputError(
-            f"{method.name} learns targets of kind {' or '.join(method.targets)}, but those of {experiment.data.name} "
-            f"are {experiment.data.target}: choose another method"
-        )
-    if isinstance(method, FedOpt) and experiment.policies.optimizer is not None:
-        raise BadInputError(
-            f"server_optimizer = {experiment.config.server_optimizer!r}: {method.name} is FedAvg with a server "
-            "optimizer already: leave it out, or use fedavg"
-        )
+    check_method(method, experiment.config, experiment.data.target, experiment.data.name)
     if not any(overrides(method, hook) for hook in DATA_HOOKS):
         return experiment
     config, data = experiment.config, experiment.data
