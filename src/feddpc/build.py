@@ -162,7 +162,7 @@ def make_task(
     transform = own.transform or (TRANSFORMS.get(config.transform) if config.transform else None)
     if transform is not None and config.augment:
         raise BadInputError("augment and transform cannot be used together: let the transform do both")
-    made: NetworkTask = (own.task or TASKS.get(config.task))(
+    return task_class(config.task, own)(
         module,
         data,
         scaler,
@@ -174,7 +174,12 @@ def make_task(
         transform=transform,
         metrics=own.metrics or named_metrics(config.metrics),
     )
-    return made
+
+
+def task_class(name: str, own: TaskParts) -> type[NetworkTask]:
+    """Return the class of a task: the user's own, or the one that ``name`` names."""
+    found: type[NetworkTask] = own.task or TASKS.get(name)  # type: ignore[assignment]
+    return found
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -221,7 +226,7 @@ def resolve(
 ) -> Config:
     """Fill in what was left open; the result says exactly what will be computed."""
     config = dataclasses.replace(config, partition=partition_name(config, data))
-    changes: dict[str, Any] = {**resolve_task(config, own or TaskParts(), data.target, data.name)}
+    changes = resolve_task(config, own or TaskParts(), data.target, data.name)
     if config.partition == "natural" and partition is None:
         partition = data.natural_partition()[0]
     if partition is not None:
@@ -259,12 +264,12 @@ def _refuse_options(options: dict[str, Any], name: str, what: str) -> None:
         raise BadInputError(f"{name} = {options}: {what} has no options: leave them out")
 
 
-def resolve_task(config: Config, own: TaskParts, target: str, data: str) -> dict[str, str]:
+def resolve_task(config: Config, own: TaskParts, target: str, data: str) -> dict[str, Any]:
     """Return the names of task, loss and metrics for targets of kind ``target``; ``data`` is what has them."""
     name = config.task
     if own.task is None and name == "auto":
         name = BY_TARGET[target]
-    task: type[NetworkTask] = own.task or TASKS.get(name)  # type: ignore[assignment]
+    task = task_class(name, own)
     if task.target and task.target != target:
         raise BadInputError(
             f"task = {name!r} needs targets of kind {task.target}, but those of {data} are {target}: leave task out, "

@@ -74,7 +74,7 @@ class Small(BodyAndHead):
 def strategy(method: str) -> MethodStrategy:
     """Return the server of two clients."""
     reserve = Reserve.of(*EVEN, np.array([1, 0])) if method == "datasharing" else None
-    numbers = {"clients": 2, "cohort": 2, "batch_size": 1, "rounds": 1}
+    numbers = {"clients": 2, "cohort": 2, "batch_size": 1, "rounds": 1, "fraction_evaluate": 1.0}
     known = create(method, **LITTLE.get(method, {}))
     return flower.strategy(known, model=Small(), test=EVEN, classes=2, reserve=reserve, **numbers)
 
@@ -147,6 +147,29 @@ def flower_reply(content: bytes) -> None:
     made.state = copy.deepcopy(before)
     to = next(message for message in sent if message.metadata.dst_node_id == 1000)
     served(made, lambda: made.aggregate_train(1, [Message(found, reply_to=to), honest]))
+
+
+@cache
+def evaluated() -> tuple[list[Message], Message]:
+    """Return the messages of an evaluation, and an honest reply."""
+    made, grid, _ = began("scaffold")
+    sent = list(made.configure_evaluate(1, made.arrays(), ConfigRecord(), grid))
+    return sent, next(reply for reply in grid.send_and_receive(sent) if reply.metadata.src_node_id == 1001)
+
+
+@target
+def flower_evaluation(content: bytes) -> None:
+    """A reply to ``feddpc.flower.strategy`` with what a client measured."""
+    if (found := arrived(content)) is None:
+        return
+    made, _, _ = began("scaffold")
+    made.sent, honest = evaluated()
+    to = next(message for message in made.sent if message.metadata.dst_node_id == 1000)
+    metrics = made.aggregate_evaluate(1, [Message(found, reply_to=to), honest])
+    made.pending.clear()
+    assert metrics is not None, "a reply cost an honest one its place"
+    assert set(metrics) <= {"accuracy", "loss"}, "a reply added a metric"
+    assert all(np.isfinite(value) for value in metrics.values()), "a reply spoilt a mean"
 
 
 #: The buffers of a layer that normalizes.

@@ -300,6 +300,19 @@ class WeightsExchange(Exchange):
         """Sample nodes as Flower does and send them the model."""
         return list(FedAvg.configure_evaluate(self.strategy, t, arrays, config, grid))
 
+    def receive_evaluation(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average metrics as Flower does; a reply whose metrics cannot be averaged is left out."""
+        strategy = self.strategy
+
+        def read(_: int, content: RecordDict) -> RecordDict:
+            strategy.bounds.examples(only_record(content, MetricRecord).get(strategy.weighted_by_key))
+            return content
+
+        good, refused = screen_replies(replies, strategy.sent, None, t, read)
+        strategy.pending += refused
+        usable = averageable(list(good.values()))
+        return strategy.evaluate_metrics_aggr_fn(usable, strategy.weighted_by_key) if usable else None
+
     @functools.cached_property
     def _workspace(self) -> Tensor:
         """Memory for one update, used for all: new memory costs as much time as the arithmetic."""

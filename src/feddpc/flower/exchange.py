@@ -13,8 +13,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from feddpc.build import default_batch_size
+from feddpc.build import default_batch_size, make_task
 from feddpc.config import Config
+from feddpc.data import Dataset
+from feddpc.data.scaling import default_scaling, make_scaler
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import ClientRegistry, NodeClient, Record
 from feddpc.flower.messages import (
@@ -22,6 +24,8 @@ from feddpc.flower.messages import (
     RefusedError,
     Rows,
     arrays_of,
+    expect,
+    model_tag,
     only_record,
     pack,
     read_arrays,
@@ -36,7 +40,9 @@ from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.rng import generator
 from feddpc.runs import checkpoint
 from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
+from feddpc.tasks.metrics import LOSS, Metric, named
 from feddpc.tasks.network import NetworkTask
+from feddpc.validation import Judge, judge
 
 if TYPE_CHECKING:
     from feddpc.flower.server import ServerAssets
@@ -113,6 +119,10 @@ class ClientAppExchange(Exchange):
             size = usual if resumed is None else load_config(resumed).batch_size
             self.config = dataclasses.replace(self.config, batch_size=size)
         self.nodes.spec = self.spec(samples)
+
+    def whole_model(self, w: Tensor) -> State:
+        """Return the state dict of the network, frozen parameters included."""
+        return self.assets.flat.state_dict(w)
 
     def check_rounds(self, rounds: int) -> None:
         """Raise if the privacy budget or the schedule was made for another number of rounds."""
@@ -217,23 +227,50 @@ class ClientAppExchange(Exchange):
         loss = float(counted[outcome.cohort.steps > 0].mean())
         return loss, {"train-loss": loss}
 
-    def evaluate(self, w: Tensor) -> dict[str, float]:
-        """Return the metrics on the server's test set by name; nothing where it has none."""
-        return super().evaluate(w) if self.task is None or self.assets.test is None else self.task.evaluate(w)
+    def evaluate(self, t: int, w: Tensor) -> dict[str, float | None]:
+        """Return the metrics on the server's test and validation samples; None for those that were not measured."""
+        task, assets, due = self.task, self.assets, self._evaluates_in(t)
+        tested = task.evaluate(w) if task is not None and assets.test is not None and due else {}
+        found = named("test", self.metrics, tested)
+        if self._validate is None:
+            return found
+        return found | named("validation", self.metrics, self._validate(w) if due else {})
+
+    def _evaluates_in(self, t: int) -> bool:
+        return t % self.config.evaluate_every == 0 or t == self.strategy.last_round
 
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Ask some of the connected clients to evaluate the model on their own test samples."""
         strategy = self.strategy
         connected = sorted(set(grid.get_node_ids()) & self.registry.ready & self.registry.nodes.keys())
+        if not strategy.fraction_evaluate or not self._evaluates_in(t):
+            return []
         many = max(int(len(connected) * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
         chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
         model = pack({"w": self.method.evaluated(self.state.w, self.state.server)})
-        nodes = sorted(chosen[: many if strategy.fraction_evaluate else 0].tolist())
+        nodes = sorted(chosen[:many].tolist())
         return self.nodes.messages(
             MessageType.EVALUATE, {self.registry.nodes[node]: {"arrays": model} for node in nodes}, t
         )
 
+    def receive_evaluation(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average every metric over the clients that have it, by their numbers of test samples."""
+        self.nodes.refused = []
+        good = self.nodes.screen(replies, self.strategy.sent, t, self._read_evaluation)
+        self.strategy.pending += self.nodes.refused
+        means = {}
+        for name in (metric.name for metric in self.metrics):
+            measured = [(metrics[name], count) for count, metrics in good.values() if name in metrics]
+            if total := sum(count for _, count in measured):
+                means[name] = sum(value * count for value, count in measured) / total
+        return MetricRecord({**means}) if means else None
+
     # The experiment.
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        """What an evaluation measures, the primary metric first."""
+        return self.assets.metrics
 
     @property
     def clients(self) -> RemotePopulation:
@@ -250,13 +287,31 @@ class ClientAppExchange(Exchange):
 
     def spec(self, samples: int) -> ExperimentSpec:
         """Return what every message says about the experiment."""
-        return ExperimentSpec.of(self.config, self.method, self.assets.flat, self.assets.classes, samples)
+        config, assets = self.config, self.assets
+        if not self.strategy.fraction_evaluate:  # then clients measure nothing, and need no metrics
+            config = dataclasses.replace(config, metrics="")
+        return ExperimentSpec.of(config, self.method, self.model_tag(), assets.target, assets.classes, samples)
+
+    def model_tag(self) -> str:
+        """Return a short name for the model, frozen parameters included."""
+        return model_tag(self.assets.flat)
 
     @cached_property
     def task(self) -> NetworkTask | None:
         """The network on the server's own samples, None if it has none."""
-        data = self.assets.data(0)
-        return None if data is None else self.nodes.spec.task(self.assets.network, data, self.assets.scaler)
+        assets, data = self.assets, self.assets.data(0)
+        if data is None:
+            return None
+        scaling = default_scaling(data) if self.config.scaling == "auto" else self.config.scaling
+        return make_task(self.config, assets.own, assets.network, data, assets.scaler or make_scaler(scaling, data))
+
+    @cached_property
+    def _validate(self) -> Judge | None:
+        if self.task is None or self.assets.validation is None:
+            return None
+        x, y = self.assets.validation
+        data = Dataset("validation", x, y, x, y, self.assets.classes, target=self.assets.target)
+        return judge(self.task, data, np.arange(len(y)))
 
     def _server_data(self) -> FederatedData:
         return self.assets.federated_data(self.nodes.spec)
@@ -291,13 +346,19 @@ class ClientAppExchange(Exchange):
         examples = self.strategy.bounds.examples(metrics.get("num-examples"))
         if examples != self.registry.sizes[client]:
             raise RefusedError(f"it counts {examples} examples, but {self.registry.sizes[client]} when it enrolled")
-        loss = metrics.get("loss")
-        if not isinstance(loss, float) or not np.isfinite(loss):
-            raise RefusedError(f"its loss is {loss!r}, not a finite number")
+        self.strategy.bounds.number("loss", metrics.get("loss"))
         self.strategy.bounds.checked(self._read_upload(content))
         dtypes = {key: str(like.numpy().dtype) for key, like in self._templates.items()}
         self.strategy.log_cast(arrays_of(content, "up"), dtypes)
         return content
+
+    def _read_evaluation(self, client: int, content: RecordDict) -> tuple[int, dict[str, float]]:
+        """Return the number of test samples and the metrics of a client; only the loss is always defined."""
+        found = dict(only_record(content, MetricRecord))
+        examples = self.strategy.bounds.examples(found.pop("num-examples", None))
+        names = [metric.name for metric in self.metrics]
+        expect(found, [LOSS.name], "the evaluation", names)
+        return examples, {name: self.strategy.bounds.number(name, value) for name, value in found.items()}
 
     def _read_upload(self, content: RecordDict) -> State:
         return read_arrays(content, "up", self._templates)

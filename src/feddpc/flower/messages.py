@@ -10,7 +10,7 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddpc import methods
 from feddpc._version import __version__
@@ -26,15 +26,17 @@ from feddpc.checks import check_int, coerce
 from feddpc.config import Config, keys
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import Scaler, make_scaler
 from feddpc.data.untrusted import Header, read_header
 from feddpc.errors import FeddpcError
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
 from feddpc.models.flat import Flat
 from feddpc.optimizers import ClientOptimizer, make_client_optimizer
-from feddpc.tasks import Classification
-from feddpc.tasks.network import NetworkTask
+from feddpc.own_functions import without_module
+from feddpc.tasks import TASKS
+from feddpc.tasks.losses import LOSSES
+from feddpc.tasks.measures import FUNCTIONS, MEASURES
+from feddpc.tasks.network import TRANSFORMS
 
 R = TypeVar("R", ArrayRecord, MetricRecord)
 #: The longest header of an array that is read.
@@ -116,7 +118,7 @@ def cast_note(arrays: Mapping[str, Array], dtypes: Mapping[str, str]) -> str | N
     return None
 
 
-def expect(record: Mapping[str, Array], names: Iterable[str], what: str, optional: Iterable[str] = ()) -> None:
+def expect(record: Mapping[str, Any], names: Iterable[str], what: str, optional: Iterable[str] = ()) -> None:
     """Refuse a record that does not have exactly these ``names``; it may have those that are ``optional``."""
     names, known = list(names), {*names, *optional}
     missing, extra = [n for n in names if n not in record], [n for n in record if n not in known]
@@ -128,10 +130,31 @@ def expect(record: Mapping[str, Array], names: Iterable[str], what: str, optiona
         )
 
 
-def layout_tag(shapes: Mapping[str, Iterable[int]]) -> str:
-    """Return a short name for a model's parameters: their names, order and shapes."""
+def layout_tag(shapes: Mapping[str, Iterable[int]], frozen: Mapping[str, Tensor] | None = None) -> str:
+    """Return a short name for a model: for names, order and shapes of what is trained, and for what is frozen.
+
+    Frozen parameters do not travel, so a second part of the name says which values they have.
+
+    >>> layout_tag({"a": (2,)}) == layout_tag({"a": (2,)}, {})
+    True
+    >>> one, other = (layout_tag({"a": (2,)}, {"base": torch.full((3,), value)}) for value in (0.0, 1.0))
+    >>> one == other, one.partition("+")[0] == layout_tag({"a": (2,)})
+    (False, True)
+    """
     text = ";".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    tag = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    if not frozen:
+        return tag
+    values = hashlib.blake2b(digest_size=8)
+    for name, value in frozen.items():
+        values.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        values.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return f"{tag}+{values.hexdigest()}"
+
+
+def model_tag(flat: Flat) -> str:
+    """Return the short name of a network in the experiment's precision."""
+    return layout_tag(dict(zip(flat.names, flat.shapes, strict=True)), flat.frozen())
 
 
 def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
@@ -176,6 +199,11 @@ class ExperimentSpec:
     clients: int
     samples: int  #: of all clients and the server together
     classes: int
+    target: str  #: what the targets are: classes, floats, multihot or tokens
+    task: str
+    loss: str
+    metrics: str  #: what clients measure; empty where they are not asked
+    transform: str
     batch_size: int
     epochs: int
     lr: float
@@ -185,17 +213,19 @@ class ExperimentSpec:
     optimizer: str  #: the clients' optimizer and its options, as JSON
 
     @classmethod
-    def of(cls, config: Config, method: Method, flat: Flat, classes: int, samples: int) -> ExperimentSpec:
-        """Return the specification of a configuration."""
+    def of(cls, config: Config, method: Method, layout: str, target: str, classes: int, samples: int) -> ExperimentSpec:
+        """Return the specification of a configuration; code of the user's own is named without its module."""
+        shared = {name: getattr(config, name) for name in shared_keys()} | {"batch_size": config.batch_size or 1}
         return cls(
             version=__version__,
             method=method.name,
             hyper=hyper_text(method),
-            layout=layout_tag(dict(zip(flat.names, flat.shapes, strict=True))),
+            layout=layout,
             samples=samples,
             classes=classes,
+            target=target,
             optimizer=_optimizer_text(config),
-            **{name: getattr(config, name) for name in shared_keys()} | {"batch_size": config.batch_size or 1},
+            **shared | {name: code_name(shared[name]) for name in known_code()},
         )
 
     def record(self) -> ConfigRecord:
@@ -244,20 +274,28 @@ class ExperimentSpec:
         name, clip_norm = str(options.pop("name", "")), options.pop("clip_norm", None)
         return make_client_optimizer(name, options, clip_norm)
 
-    def task(
-        self, network: nn.Module, data: Dataset, scaler: Scaler | None, device: str = "cpu", shift: int = 0
-    ) -> NetworkTask:
-        """Return ``network`` on ``data``; without a ``scaler``, samples are scaled as the experiment says."""
-        auto = "half" if data.is_image else "none"
-        return Classification(
-            network,
-            data,
-            scaler or make_scaler(auto if self.scaling == "auto" else self.scaling, data),
-            device=device,
-            dtype=dtype_of(self.precision),
-            half=self.precision == "bf16",
-            shift=shift,
-        )
+    def check_code(self, own: Mapping[str, str]) -> None:
+        """Refuse a task, loss, transform or metric that is neither part of the library nor the one this node has.
+
+        ``own`` says what this node was given. A server must not choose which file a node loads.
+        """
+        for name, known in known_code().items():
+            wanted = getattr(self, name)
+            if name in own and wanted != code_name(own[name]) and (wanted or name != "metrics"):
+                raise RefusedError(
+                    f"the server's {name} is {wanted[:80]!r}, this node was set up for {own[name]!r}: use the same "
+                    "on both"
+                )
+            if name not in own and (missing := [part for part in wanted.split(",") if part not in known]):
+                raise RefusedError(
+                    f"this node knows no {name} {missing[0][:80]!r}: give it to client_app({name}=...), the same code "
+                    "as to the server"
+                )
+
+    @functools.cached_property
+    def config(self) -> Config:
+        """What a client needs of the configuration."""
+        return Config.read({name: getattr(self, name) for name in shared_keys()} | {"cohort": 1})
 
     def federated_data(self, data: Dataset, partition: Partition, reserve: NDArray[np.int64]) -> FederatedData:
         """Return what one party knows of the data: its own samples, and none of the others'."""
@@ -272,17 +310,13 @@ class ExperimentSpec:
         )
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """Return the type of the model's numbers."""
-    return torch.float64 if precision == "float64" else torch.float32
-
-
 @functools.cache
 def shared_keys() -> tuple[str, ...]:
     """Return the keys that a specification shares with a configuration, apart from the method.
 
     >>> shared_keys()
-    ('seed', 'clients', 'batch_size', 'epochs', 'lr', 'scaling', 'augment', 'precision')
+    ('seed', 'clients', 'task', 'loss', 'metrics', 'transform', 'batch_size', 'epochs', 'lr', 'scaling', 'augment', \
+'precision')
     """
     return tuple(f.name for f in fields(ExperimentSpec) if f.name in keys() and keys()[f.name].group != "method")
 
@@ -290,7 +324,8 @@ def shared_keys() -> tuple[str, ...]:
 def _checked(found: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a specification after checking their types and limits."""
     config = Config.read({name: found[name] for name in shared_keys()} | {"cohort": 1})
-    texts = {name: coerce(name, found[name], str) for name in ("version", "method", "hyper", "layout", "optimizer")}
+    names = ("version", "method", "hyper", "layout", "target", "optimizer")
+    texts = {name: coerce(name, found[name], str) for name in names}
     return {
         **texts,
         **{name: getattr(config, name) for name in shared_keys()},
@@ -299,6 +334,21 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
         "samples": check_int("samples", found["samples"], 0, MOST_SAMPLES),
         "classes": check_int("classes", found["classes"], 1, MOST_CLASSES),
     }
+
+
+def known_code() -> dict[str, Container[str]]:
+    """Return which tasks, losses, metrics and transforms have names that both ends know."""
+    return {
+        "task": TASKS.entries,
+        "loss": {"auto", *LOSSES.entries},
+        "metrics": {"", *MEASURES, *FUNCTIONS.entries},
+        "transform": {"", *TRANSFORMS.entries},
+    }
+
+
+def code_name(names: str) -> str:
+    """Return names, separated by commas, as both ends know them: code of the user's own without its module."""
+    return ",".join(without_module(name.strip()) for name in names.split(","))
 
 
 def hyper_of(text: str) -> dict[str, Any]:

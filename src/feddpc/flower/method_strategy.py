@@ -31,15 +31,15 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower import rounds
 from feddpc.flower.layout import Layout
-from feddpc.flower.messages import Rows, cast_note, only_record, unpack
+from feddpc.flower.messages import Rows, cast_note, unpack
 from feddpc.flower.rounds import Ints, Policies, RoundRecord, RunState, StepOutcome
-from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, averageable, describe_void_round, screen_replies
+from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, describe_void_round
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.runs import checkpoint
 from feddpc.runs.append_log import AppendLog
 from feddpc.runs.record import RunFolder, environment, is_run, line, summarize
 from feddpc.runs.runner import fingerprint, reopen
-from feddpc.tasks.metrics import CLASSIFICATION, named
+from feddpc.tasks.metrics import CLASSIFICATION, Metric, named
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 #: The file of a run folder that lists the replies that did not count.
@@ -72,6 +72,7 @@ class Exchange(ABC):
     policies = Policies()
     reports_empty_rounds = True  #: whether a round without invited clients has metrics; in Flower's FedAvg it has none
     buffers: Mapping[str, Array] = {}  #: arrays of the model that are not trained
+    metrics: tuple[Metric, ...] = CLASSIFICATION  #: what an evaluation measures, the primary one first
 
     def bind(self, strategy: MethodStrategy) -> None:
         """Learn which strategy this exchange works for."""
@@ -118,6 +119,14 @@ class Exchange(ABC):
         """Return how the first model's arrays map to its vector."""
         return Layout(arrays)
 
+    def model_tag(self) -> str:
+        """Return a short name for the model: a run is continued only with the same one."""
+        return self.strategy.layout.tag
+
+    def whole_model(self, w: Tensor) -> State:
+        """Return all that the file of a model holds."""
+        return unpack(self.strategy.layout.record(w, self.buffers))
+
     def set_buffers(self, arrays: ArrayRecord) -> None:  # noqa: B027
         """Take the buffers of a model from outside."""
 
@@ -163,13 +172,17 @@ class Exchange(ABC):
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Return training loss and metrics of a round in which clients ``ids`` count, before the model moves."""
 
-    def evaluate(self, w: Tensor) -> dict[str, float]:
-        """Return the metrics of a model on the server's test set by name; nothing where it has none."""
-        return {}
+    def evaluate(self, t: int, w: Tensor) -> dict[str, float | None]:
+        """Return the metrics of the model after round ``t`` as a record names them, None where none was measured."""
+        return named("test", self.metrics, {})
 
     @abstractmethod
     def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Return the messages that ask clients to evaluate the model."""
+
+    @abstractmethod
+    def receive_evaluation(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Screen what clients measured, each reply on its own, and average it; None if there is nothing."""
 
 
 class MethodStrategy(FedAvg):
@@ -210,7 +223,7 @@ class MethodStrategy(FedAvg):
         self._run: RunFolder | None = None
         self._refusal_log: AppendLog | None = None
         self._past: list[dict[str, Any]] = []  # records of rounds before a restart
-        self._offset = 0
+        self._offset = self.last_round = 0
         self._arrays = ArrayRecord()
         self._void: list[str] = []  # the void rounds since the last one that counted, with their reasons
         self._cast_logged = False
@@ -303,16 +316,7 @@ class MethodStrategy(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average what clients measured; each reply is screened on its own."""
-        t = self._offset + server_round
-
-        def read(_: int, content: RecordDict) -> RecordDict:
-            self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
-            return content
-
-        good, refused = screen_replies(replies, self.sent, None, t, read)
-        self.pending += refused
-        usable = averageable(list(good.values()))
-        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
+        return self.exchange.receive_evaluation(self._offset + server_round, replies)
 
     def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
         """Make one message per node; its group is the round, which Flower copies into every reply."""
@@ -350,6 +354,7 @@ class MethodStrategy(FedAvg):
     def begin(self, arrays: ArrayRecord, num_rounds: int) -> None:
         """Set the first model, or take the state from ``folder`` if a run is there."""
         self.records, self.refusals, self._past = [], [], []
+        self.last_round = num_rounds
         self._void, self._cast_logged = [], False
         self._layout = self.exchange.make_layout(arrays)
         self.reset(self._read_model(arrays))
@@ -377,13 +382,15 @@ class MethodStrategy(FedAvg):
         return w
 
     def _open_folder(self, folder: Path, num_rounds: int) -> None:
-        config, about = self.exchange.describe(num_rounds), {"model": self.layout.tag}
+        config, about = self.exchange.describe(num_rounds), {"model": self.exchange.model_tag()}
         if is_run(folder):
             self._run, self._past, _ = reopen(folder, config, self.now, about)
             log(INFO, "continuing %s after round %d", folder, self.now.round)
         else:
             self._run = RunFolder.create(folder)
-            self._run.note("environment", environment("flower", {}, "cpu", fingerprint(about, config)))
+            self._run.note(
+                "environment", environment("flower", {}, "cpu", fingerprint(about, config), self.exchange.metrics)
+            )
             for name, note in self.exchange.run_notes().items():
                 self._run.note(name, note)
             self._run.begin(config)
@@ -443,10 +450,9 @@ class MethodStrategy(FedAvg):
         refused, self.pending = self.pending + refused, []
         self.refusals += refused
         self.now.round = t
-        measured = self.exchange.evaluate(self.method.evaluated(self.now.w, self.now.server))
         record = RoundRecord(
             round=t,
-            metrics=named("test", CLASSIFICATION, measured),
+            metrics=self.exchange.evaluate(t, self.method.evaluated(self.now.w, self.now.server)),
             train_loss=loss,
             seconds=time.perf_counter() - self._began,
             participants=ids.tolist(),
@@ -494,8 +500,10 @@ class MethodStrategy(FedAvg):
         if last:
             self._save(self._run, last)
         records = self._past + [json.loads(line(record)) for record in self.records]
-        checkpoint.save_model(self._run.path / "model.safetensors", unpack(self.arrays()))
-        self._run.finish(summarize(self.exchange.describe(num_rounds), records, "finished", None))
+        kept = self.exchange.whole_model(self.method.evaluated(self.now.w, self.now.server))
+        checkpoint.save_model(self._run.path / "model.safetensors", kept)
+        config, metrics = self.exchange.describe(num_rounds), self.exchange.metrics
+        self._run.finish(summarize(config, records, "finished", None, metrics))
 
 
 #: What Flower's privacy wrappers call on the strategy that they wrap, before any client trains.

@@ -23,6 +23,8 @@ from feddpc.methods.base import State
 T = TypeVar("T")
 #: How many characters of a text from another node are kept.
 SHORT = 500
+#: The largest loss or metric that a reply may state.
+MOST = 1e30
 #: How many reasons of a void round, and names of nodes per reason, an error lists.
 LISTED = 20
 
@@ -74,6 +76,17 @@ class Bounds:
         for name, value in state.items():
             self.check(name, value)
         return state
+
+    def number(self, name: str, value: object) -> float:
+        """Return a loss or metric that a reply states, or refuse it: sums of many must stay finite in float32.
+
+        >>> Bounds().number("loss", float("nan"))
+        Traceback (most recent call last):
+        feddpc.flower.messages.RefusedError: its loss is nan, not a number of at most 1e+30
+        """
+        if not isinstance(value, float) or not abs(value) <= MOST:
+            raise RefusedError(f"its {name} is {value!r}, not a number of at most {MOST:g}")
+        return value
 
     def examples(self, count: object) -> int:
         """Return how many examples a reply stands for, or refuse it."""

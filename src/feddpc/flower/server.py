@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -19,15 +20,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddpc import methods
-from feddpc.build import adapt_module
+from feddpc.build import (
+    TaskParts,
+    adapt_module,
+    check_method,
+    dtype_of,
+    load_code,
+    named_metrics,
+    resolve_task,
+    task_class,
+)
 from feddpc.config import Config, execution_keys, keys, may_change, option_tables
 from feddpc.data import Dataset
+from feddpc.data.array_checks import Target
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.flower.exchange import ClientAppExchange
-from feddpc.flower.messages import ExperimentSpec, dtype_of
+from feddpc.flower.messages import ExperimentSpec
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.screening import Bounds
 from feddpc.methods.base import Method, State
@@ -37,6 +48,10 @@ from feddpc.models import check_supported
 from feddpc.models.flat import Flat
 from feddpc.policies import client_optimizer, resolve_policies
 from feddpc.privacy.mechanism import check
+from feddpc.tasks import TASKS, Metric
+from feddpc.tasks.losses import LOSSES
+from feddpc.tasks.measures import MEASURES, choose_measures, listed_metrics
+from feddpc.tasks.network import TRANSFORMS
 
 Array = NDArray[Any]
 #: Seconds that a server waits for its clients to come.
@@ -49,6 +64,8 @@ def strategy(
     model: nn.Module,
     test: tuple[Any, Any] | None = None,
     classes: int | None = None,
+    target: Target | None = None,
+    validation: tuple[Any, Any] | None = None,
     reserve: Reserve | None = None,
     scaler: Scaler | None = None,
     samples: int | None = None,
@@ -68,8 +85,12 @@ def strategy(
     Args:
         method: a method, or its name (hyper-parameters then through ``hyper={...}``).
         model: the network; its weights are the first model.
-        test: samples and labels on which the server evaluates every round.
-        classes: how many there are, by default those of ``test``.
+        test: samples and targets on which the server evaluates the model.
+        classes: how many classes there are (of numbers, how many per sample; of labels, how many; of tokens, the
+            vocabulary), by default what ``test`` has.
+        target: what the targets are: ``classes``, ``floats``, ``multihot`` or ``tokens``; by default those of the task,
+            or what those of ``test`` look like.
+        validation: samples and targets that no client has, evaluated like ``test``.
         reserve: samples of the server, for methods that hand some out.
         scaler: how samples are scaled where that depends on all data (``scaling="channel"``).
         samples: how many there are in all, by default what the clients count and the reserve.
@@ -83,13 +104,22 @@ def strategy(
         wait: seconds to wait for clients.
         reproducible: with differential privacy, draw participants and noise from the experiment's seed, as the
             simulator does. Clients know that seed, and could take the noise away: only for comparisons.
-        config: keys of the configuration: ``clients``, ``cohort``, ``client_lr``, ``server_lr``, ``batch_size``, ...
+        config: keys of the configuration: ``clients``, ``cohort``, ``client_lr``, ``server_lr``, ``batch_size``, ...;
+            ``task``, ``loss``, ``transform`` and ``metrics`` may also be objects, which nodes must be given too.
     """
+    for name, samples_of in {"reserve": reserve, "validation": validation}.items():
+        if isinstance(samples_of, int | float):
+            raise BadInputError(
+                f"{name} = {samples_of} is a share of all training samples, which no server has in a federation: give "
+                "the samples themselves, or leave it out"
+            )
     if "client_lr" in config:
         config["lr"] = config.pop("client_lr")
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
-    settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
+    load_code(config)
+    own, words = TaskParts.take(config)
+    settings = Config.read({**config, **words, "method": method.name, "hyper": method.hyper()})
     _refuse_simulator_only(settings)
     check_local_steps(method, client_optimizer(settings))
     if settings.privacy:
@@ -100,13 +130,22 @@ def strategy(
                 "all the others count, and the budget is counted for one: leave it out"
             )
     settings = resolve_policies(settings)
-    tested = None
-    if test is not None:
-        data = Dataset.from_arrays(*test, *test, classes=classes)
-        tested, classes = (data.x_test, data.y_test), data.classes
+    if target is None and (own.task or settings.task != "auto"):
+        target = task_class(settings.task, own).target or None  # type: ignore[assignment]
+    held = {"test": test, "validation": validation}
+    for name, pair in held.items():
+        if pair is not None:
+            data = Dataset.from_arrays(*pair, *pair, classes=classes, target=target, name=f"the {name} set")
+            held[name], classes, target = (data.x_test, data.y_test), data.classes, data.target
     if classes is None:
         raise BadInputError("how many classes there are is unknown: give classes=, or a test set")
-    assets = ServerAssets(settings, method, copy.deepcopy(model), classes, tested, reserve, scaler, samples)
+    target = target or "classes"
+    settings = dataclasses.replace(settings, **resolve_task(settings, own, target, "this federation"))
+    check_method(method, settings, target, "this federation")
+    network = copy.deepcopy(model)
+    assets = ServerAssets(
+        settings, method, network, classes, target, own, reserve=reserve, scaler=scaler, samples=samples, **held
+    )
     flower = {
         "min_available_nodes": settings.clients if min_available_nodes is None else min_available_nodes,
         "fraction_evaluate": fraction_evaluate,
@@ -125,10 +164,9 @@ def strategy(
 
 def _refuse_simulator_only(settings: Config) -> None:
     """Raise if a setting asks for something that only the simulator has: in a federation it would do nothing."""
-    usual = {"task": "classification", "loss": "cross-entropy", "metrics": "accuracy"}
     for name, facts in keys().items():
         value = getattr(settings, name)
-        if facts.simulator_only and value not in (getattr(Config(), name), usual.get(name)):
+        if facts.simulator_only and value != getattr(Config(), name):
             raise BadInputError(f"{name} = {value!r} works in the simulator only, not in a federation: leave it out")
 
 
@@ -190,7 +228,7 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
         tables[method] = "hyper"
     hints = get_type_hints(strategy)
     objects = {name for name, hint in hints.items() if not {bool, int, float, str} & {hint, *get_args(hint)}}
-    known = {"client_lr", "deadline", *hints, *keys()} - objects - set(tables.values())
+    known = {"client_lr", "deadline", *hints, *keys()} - (objects - {"reserve", "validation"}) - set(tables.values())
     settings: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
@@ -225,7 +263,10 @@ class ServerAssets:
     method: Method
     module: nn.Module
     classes: int
+    target: Target
+    own: TaskParts = field(default_factory=TaskParts)  #: code of the user's own
     test: tuple[Array, Array] | None = None
+    validation: tuple[Array, Array] | None = None
     reserve: Reserve | None = None
     scaler: Scaler | None = None
     samples: int | None = None
@@ -238,11 +279,20 @@ class ServerAssets:
             )
         if self.config.scaling == "channel" and self.scaler is None:
             raise BadInputError("scaling = 'channel' needs the mean of all clients' data: use 'half', 'unit' or 'none'")
+        if self.config.augment and (self.own.transform or self.config.transform):
+            raise BadInputError("augment and transform cannot be used together: let the transform do both")
+        self.metrics  # noqa: B018  # refuses those that these targets do not have
 
     @property
     def reserved(self) -> int:
         """How many samples the server has."""
         return 0 if self.reserve is None else len(self.reserve.y)
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What an evaluation measures, the primary metric first."""
+        wanted = self.own.metrics or named_metrics(self.config.metrics)
+        return listed_metrics(choose_measures(wanted, task_class(self.config.task, self.own).target))
 
     @cached_property
     def network(self) -> nn.Module:
@@ -266,8 +316,8 @@ class ServerAssets:
         x_test, y_test = self.test or (self.reserve.x[:0], self.reserve.y[:0])  # type: ignore[union-attr]
         # A network is tried out on one sample, so there must be one.
         x, y = (self.reserve.x, self.reserve.y) if self.reserve is not None else (x_test[:1], y_test[:1])
-        y = np.concatenate([y, np.zeros(elsewhere, np.int64)])
-        return Dataset("server", x, y, x_test, y_test, self.classes)
+        y = np.concatenate([y, np.zeros((elsewhere, *y.shape[1:]), y.dtype)])
+        return Dataset("server", x, y, x_test, y_test, self.classes, target=self.target)
 
     def federated_data(self, spec: ExperimentSpec) -> FederatedData:
         """Return a data set in which all samples except the server's are with the clients, only counted."""
@@ -316,8 +366,13 @@ class Dealt:
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),
+            **self.code(),
             "test": (data.x_test, data.y_test),
             "classes": data.classes,
+            "target": data.target,
+            "validation": (data.x_train[experiment.held_out], data.y_train[experiment.held_out])
+            if len(experiment.held_out)
+            else None,
             "reserve": Reserve.of(data.x_train, data.y_train, experiment.reserve) if len(experiment.reserve) else None,
             "scaler": experiment.task.scaler if config.scaling == "channel" else None,
             "samples": len(data.y_train),
@@ -325,7 +380,21 @@ class Dealt:
 
     def client(self) -> dict[str, Any]:
         """Return the arguments of ``client_app``."""
-        return {"model": self.model, "data": self.data}
+        return {"model": self.model, "data": self.data, **self.code()}
+
+    def code(self) -> dict[str, Any]:
+        """Return what the experiment was given as objects: task, loss, transform and metrics."""
+        task, config = self.experiment.task, self.experiment.config
+        parts: dict[str, Any] = {}
+        if config.task not in TASKS.entries:
+            parts["task"] = type(task)
+        if config.loss not in LOSSES.entries and task.sample_loss is not None:
+            parts["loss"] = task.sample_loss
+        if task.transform is not None and config.transform not in TRANSFORMS.entries:
+            parts["transform"] = task.transform
+        if any(measure not in MEASURES.values() for measure in task.measures):
+            parts["metrics"] = task.measures
+        return parts
 
 
 def dealt(experiment: Experiment) -> Dealt:
