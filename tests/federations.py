@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddpc import flower
-from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.client_app_strategy import ClientAppStrategy
 from support import small_setting
 
 NODES = 8
@@ -61,7 +61,7 @@ def halves(**values):
 
 def train(strategy, grid, rounds=3, **more):
     """Start any strategy."""
-    first = strategy.initial_arrays() if isinstance(getattr(strategy, "exchange", None), ClientAppExchange) else W
+    first = strategy.initial_arrays() if isinstance(strategy, ClientAppStrategy) else W
     return strategy.start(grid, first, num_rounds=rounds, **more)
 
 

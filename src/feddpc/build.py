@@ -26,6 +26,7 @@ from feddpc.methods.fedopt import FedOpt
 from feddpc.methods.local_steps import check_local_steps
 from feddpc.own_functions import describe
 from feddpc.policies import Policies, client_optimizer, resolve_policies
+from feddpc.population import make_sampler
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.kinds import BY_TARGET, TASKS
@@ -87,15 +88,7 @@ def build(
         partition=partition,
         task=task,
         planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift, uniforms_of(task.transform)),
-        sampler=sampling.make(
-            config.participation,
-            population=len(partition),
-            cohort=config.cohort,
-            seed=config.seed,
-            dropout=config.dropout,
-            sizes=partition.sizes,
-            **config.participation_options,
-        ),
+        sampler=make_sampler(config, partition.sizes),
         w0=task.initial(),
         policies=Policies.of(config),
         reserve=reserve,

@@ -60,7 +60,7 @@ def test_a_node_of_another_version_is_refused():
     """The node finds a message of another version; that is the same the other way round."""
     server, client = halves(cohort=NODES)
     strategy = flower.strategy("feddpc", **server)
-    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, version="0.0.1")
+    strategy.nodes.spec = dataclasses.replace(strategy.nodes.spec, version="0.0.1")
     with pytest.raises(BadInputError, match=r"the server runs feddpc 0\.0\.1"):
         train(strategy, Unreliable(flower.client_app(**client)))
 
@@ -70,7 +70,7 @@ def test_a_method_that_a_node_does_not_know_is_refused_and_no_file_is_loaded(tmp
     path.write_text("raise SystemExit('loaded')\n")
     server, client = halves()
     strategy = flower.strategy("feddpc", **server)
-    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, method=f"{path}:Own")
+    strategy.nodes.spec = dataclasses.replace(strategy.nodes.spec, method=f"{path}:Own")
     with pytest.raises(BadInputError, match="knows no method"):
         train(strategy, Unreliable(flower.client_app(**client)))
 
@@ -94,7 +94,7 @@ def test_orders_that_make_no_sense_are_refused(order, reason):
     """A server cannot keep a node busy for ever, let it use all its memory, or trip it up."""
     server, client = halves()
     strategy = flower.strategy("feddpc", **server)
-    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, **order)
+    strategy.nodes.spec = dataclasses.replace(strategy.nodes.spec, **order)
     with pytest.raises(BadInputError, match=re.escape(reason)):
         train(strategy, Unreliable(flower.client_app(**client)))
 

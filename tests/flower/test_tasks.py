@@ -219,8 +219,8 @@ class TestCodeAtBothEnds:
         for part in ("loss", "task", "transform", "metrics"):
             halved = flower.dealt(setting("regression"))
             strategy = flower.strategy("fedavg", **halved.server())
-            spec = dataclasses.replace(strategy.exchange.nodes.spec, **{part: f"{path}:Own"})
-            strategy.exchange.nodes.spec = spec
+            spec = dataclasses.replace(strategy.nodes.spec, **{part: f"{path}:Own"})
+            strategy.nodes.spec = spec
             with pytest.raises(BadInputError, match=f"knows no {part}"):
                 train(strategy, Unreliable(flower.client_app(**halved.client()), NODES))
 
@@ -288,7 +288,7 @@ class TestEvaluationAtClients:
             (lambda c: c["metrics"].update({"accuracy": 1.0}), "accuracy"),
             (lambda c: c["metrics"].update({"mse": float("nan")}), "mse"),
             (lambda c: c["metrics"].update({"mse": float("inf")}), "mse"),
-            (lambda c: c["metrics"].update({"mse": 1e300}), "mse"),
+            (lambda c: c["metrics"].update({"mse": 1e306}), "mse"),
             (lambda c: c["metrics"].update({"mse": [1.0, 2.0]}), "mse"),
             (lambda c: c["metrics"].update({"num-examples": -1}), "examples"),
             (lambda c: c["metrics"].update({"num-examples": 10**12}), "examples"),
@@ -314,7 +314,7 @@ class TestEvaluationAtClients:
         assert list(result.evaluate_metrics_clientapp) == [3, 4]
 
 
-@pytest.mark.parametrize("loss", [float("nan"), 1e300, 3, [0.5, 0.5]])
+@pytest.mark.parametrize("loss", [float("nan"), 1e306, 3, [0.5, 0.5]])
 def test_a_training_loss_that_is_no_number_is_refused(loss):
     server, client = halves(cohort=NODES)
 
@@ -427,5 +427,5 @@ class TestFrozenParameters:
 def test_a_small_setting_is_a_classification():
     """What is said of a task is resolved before it is sent."""
     strategy = flower.strategy("feddpc", **flower.dealt(small_setting()).server())
-    spec = strategy.exchange.nodes.spec
+    spec = strategy.nodes.spec
     assert (spec.task, spec.loss, spec.target, spec.transform) == ("classification", "cross-entropy", "classes", "")

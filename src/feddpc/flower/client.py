@@ -29,6 +29,7 @@ from feddpc.data.scaling import Scaler, default_scaling, make_scaler
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, FeddpcError, RunFolderError
 from feddpc.flower.messages import (
+    NEVER,
     NO_SETUP,
     REFUSED,
     REPLY,
@@ -41,7 +42,6 @@ from feddpc.flower.messages import (
     read_arrays,
     unpack,
 )
-from feddpc.flower.rounds import NEVER
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.methods.local_steps import with_optimizer

@@ -13,6 +13,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc._version import __version__
@@ -30,11 +31,12 @@ from feddpc.flower.messages import (
     read_arrays,
     unpack,
 )
-from feddpc.flower.rounds import Ints, probe_template
 from feddpc.flower.screening import Bounds, Refusal, screen_replies
+from feddpc.flower.templates import probe_template
 from feddpc.methods.base import Method, State
 
 T = TypeVar("T")
+Ints = NDArray[np.int64]
 Record = ArrayRecord | MetricRecord | ConfigRecord
 #: A node that could not be enrolled is asked again when nodes have joined or left, or after so many rounds. A node that
 #: hangs costs the whole deadline each time.

@@ -45,6 +45,8 @@ HEADER = 1 << 12
 SPEC, REPLY, REFUSED = "orders", "reply", "refused"
 #: The record that says which one-time payload a client must have, and how a client says that it does not have it.
 SETUP, NO_SETUP = "setup", "this node does not have what the server hands out"
+#: The last round in which a client's reply counted, for a client none of whose replies has counted yet.
+NEVER = -1
 
 
 class RefusedError(FeddpcError):
