@@ -1,5 +1,8 @@
 """Small federations over Flower that the tests share: an unchanged client app, and grids in which things go wrong."""
 
+import dataclasses
+import json
+
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -57,6 +60,14 @@ def halves(**values):
     """The small federation of the simulator as arguments of strategy and client_app."""
     dealt = flower.dealt(small_setting(**values))
     return dealt.server(), dealt.client()
+
+
+def forged(spec, **changes):
+    """The specification of an experiment with other values, whether they make sense or not."""
+    whole = {key: changes.pop(key) for key in list(changes) if hasattr(spec, key)}
+    if changes:
+        whole["settings"] = json.dumps(json.loads(spec.settings) | changes)
+    return dataclasses.replace(spec, **whole)
 
 
 def train(strategy, grid, rounds=3, **more):

@@ -21,12 +21,13 @@ from feddpc.data.scaling import Scaler, default_scaling, make_scaler
 from feddpc.errors import BadInputError, wrong_type
 from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
-from feddpc.methods.federated_data import FederatedData, reserved
+from feddpc.methods.federated_data import FederatedData, Ids, reserved
 from feddpc.methods.fedopt import FedOpt
 from feddpc.methods.local_steps import check_local_steps
 from feddpc.own_functions import describe
 from feddpc.policies import Policies, client_optimizer, resolve_policies
 from feddpc.population import make_sampler
+from feddpc.privacy.mechanism import check as check_privacy
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.kinds import BY_TARGET, TASKS
@@ -338,7 +339,7 @@ def with_reserve(config: Config, methods: Iterable[Method]) -> Config:
 
 
 def check_method(method: Method, config: Config, target: str, data: str) -> None:
-    """Raise if ``method`` cannot learn targets of kind ``target``, those of ``data``, or has a server optimizer."""
+    """Raise if ``method`` cannot do what a resolved configuration says, or learn the targets of ``data``."""
     if method.targets and target not in method.targets:
         raise BadInputError(
             f"{method.name} learns targets of kind {' or '.join(method.targets)}, but those of {data} are {target}: "
@@ -349,6 +350,11 @@ def check_method(method: Method, config: Config, target: str, data: str) -> None
             f"server_optimizer = {config.server_optimizer!r}: {method.name} is FedAvg with a server optimizer already: "
             "leave it out, or use fedavg"
         )
+    check_local_steps(method, client_optimizer(config))
+    if config.privacy:
+        check_privacy(method)
+    if config.rule != "mean":
+        method.check_rule()
 
 
 def for_method(experiment: Experiment, method: Method, learned: State | None = None) -> Experiment:
@@ -360,15 +366,7 @@ def for_method(experiment: Experiment, method: Method, learned: State | None = N
     if not any(overrides(method, hook) for hook in DATA_HOOKS):
         return experiment
     config, data = experiment.config, experiment.data
-    world = FederatedData(
-        data=data,
-        partition=experiment.partition,
-        seed=config.seed,
-        client_lr=config.lr,
-        batch_size=experiment.planner.batch_size,
-        device=experiment.w0.device,
-        reserve=experiment.reserve,
-    )
+    world = federated_data(config, data, experiment.partition, experiment.reserve, experiment.w0.device)
     if learned is None:
         learned = {k: v.detach().cpu().contiguous() for k, v in method.learn(world).items()}
     world = method.extend_data(world, learned)
@@ -384,6 +382,22 @@ def for_method(experiment: Experiment, method: Method, learned: State | None = N
         planner=dataclasses.replace(experiment.planner, partition=world.partition),
         kit={k: cast_like(v, w0) for k, v in world.kit.items()},
         once=(world.down_once + sum(v.numel() for v in world.kit.values()), world.up_once),
+    )
+
+
+def federated_data(
+    config: Config, data: Dataset, partition: Partition, reserve: Ids, device: torch.device | None = None
+) -> FederatedData:
+    """Return what a method may change before round 1, as far as one party knows it."""
+    assert config.batch_size is not None
+    return FederatedData(
+        data=data,
+        partition=partition,
+        seed=config.seed,
+        client_lr=config.lr,
+        batch_size=config.batch_size,
+        device=device or torch.device("cpu"),
+        reserve=reserve,
     )
 
 

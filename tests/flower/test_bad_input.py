@@ -15,7 +15,7 @@ from feddpc import flower, methods
 from feddpc.errors import BadInputError
 from feddpc.flower import check_flwr
 from feddpc.flower.messages import pack
-from federations import NODES, Unreliable, halves, train, vector
+from federations import NODES, Unreliable, forged, halves, train, vector
 
 WRONG = 3
 
@@ -70,7 +70,7 @@ def test_a_method_that_a_node_does_not_know_is_refused_and_no_file_is_loaded(tmp
     path.write_text("raise SystemExit('loaded')\n")
     server, client = halves()
     strategy = flower.strategy("feddpc", **server)
-    strategy.nodes.spec = dataclasses.replace(strategy.nodes.spec, method=f"{path}:Own")
+    strategy.nodes.spec = forged(strategy.nodes.spec, method=f"{path}:Own")
     with pytest.raises(BadInputError, match="knows no method"):
         train(strategy, Unreliable(flower.client_app(**client)))
 
@@ -86,15 +86,17 @@ def test_a_method_that_a_node_does_not_know_is_refused_and_no_file_is_loaded(tmp
         ({"lr": float("nan")}, "lr = nan"),
         ({"seed": 1.5}, "seed"),
         ({"precision": "float8"}, "precision"),
-        ({"hyper": "{"}, "hyper-parameters"),
-        ({"hyper": "[1]"}, "not names with values"),
+        ({"hyper": [1]}, "hyper"),
+        ({"rounds": 3}, "rounds"),
+        ({"settings": "{"}, "settings"),
+        ({"settings": "[1]"}, "settings"),
     ],
 )
 def test_orders_that_make_no_sense_are_refused(order, reason):
     """A server cannot keep a node busy for ever, let it use all its memory, or trip it up."""
     server, client = halves()
     strategy = flower.strategy("feddpc", **server)
-    strategy.nodes.spec = dataclasses.replace(strategy.nodes.spec, **order)
+    strategy.nodes.spec = forged(strategy.nodes.spec, **order)
     with pytest.raises(BadInputError, match=re.escape(reason)):
         train(strategy, Unreliable(flower.client_app(**client)))
 

@@ -18,7 +18,7 @@ from feddpc.errors import BadInputError, RunFolderError
 from feddpc.runs.checkpoint import load_model
 from feddpc.runs.record import read_records
 from feddpc.tasks import Regression
-from federations import Unreliable, halves, train
+from federations import Unreliable, forged, halves, train
 from support import run_rounds, small_setting
 
 RNG = np.random.default_rng(0)
@@ -219,8 +219,7 @@ class TestCodeAtBothEnds:
         for part in ("loss", "task", "transform", "metrics"):
             halved = flower.dealt(setting("regression"))
             strategy = flower.strategy("fedavg", **halved.server())
-            spec = dataclasses.replace(strategy.nodes.spec, **{part: f"{path}:Own"})
-            strategy.nodes.spec = spec
+            strategy.nodes.spec = forged(strategy.nodes.spec, **{part: f"{path}:Own"})
             with pytest.raises(BadInputError, match=f"knows no {part}"):
                 train(strategy, Unreliable(flower.client_app(**halved.client()), NODES))
 
@@ -428,4 +427,4 @@ def test_a_small_setting_is_a_classification():
     """What is said of a task is resolved before it is sent."""
     strategy = flower.strategy("feddpc", **flower.dealt(small_setting()).server())
     spec = strategy.nodes.spec
-    assert (spec.task, spec.loss, spec.target, spec.transform) == ("classification", "cross-entropy", "classes", "")
+    assert (spec.config.task, spec.config.loss, spec.target) == ("classification", "cross-entropy", "classes")

@@ -12,14 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddpc.build import TaskParts, adapt_module, dtype_of, named_metrics, task_class
+from feddpc.build import TaskParts, adapt_module, dtype_of, federated_data, named_metrics, task_class
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.array_checks import Target
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
-from feddpc.flower.messages import ExperimentSpec
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
 from feddpc.models import check_supported
@@ -109,16 +108,16 @@ class ServerAssets:
         y = np.concatenate([y, np.zeros((elsewhere, *y.shape[1:]), y.dtype)])
         return Dataset("server", x, y, x_test, y_test, self.classes, target=self.target)
 
-    def federated_data(self, spec: ExperimentSpec) -> FederatedData:
-        """Return a data set in which all samples except the server's are with the clients, only counted."""
-        data = self.data(max(spec.samples - max(self.reserved, 1), 0))
+    def federated_data(self, config: Config, samples: int) -> FederatedData:
+        """Return a data set in which all ``samples`` except the server's are with the clients, only counted."""
+        data = self.data(max(samples - max(self.reserved, 1), 0))
         if data is None:
             raise BadInputError(
                 f"{self.method.name} must know what a sample looks like before round 1: give the server a test set"
             )
-        with_clients = Partition(np.zeros(0, np.int64), np.zeros(spec.clients + 1, np.int64))
+        with_clients = Partition(np.zeros(0, np.int64), np.zeros(config.clients + 1, np.int64))
         reserve = np.zeros(0, np.int64) if self.reserve is None else self.reserve.order
-        return spec.federated_data(data, with_clients, reserve)
+        return federated_data(config, data, with_clients, reserve)
 
     def payload(self, client: int, extended: FederatedData | None, learned: Mapping[str, Tensor]) -> State:
         """Return what client ``client`` is sent once, before its first round."""

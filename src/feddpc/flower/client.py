@@ -21,7 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddpc._version import __version__
-from feddpc.build import TaskParts, adapt_module, cast_like, dtype_of, largest_shift, load_code, make_task
+from feddpc.build import (
+    TaskParts,
+    adapt_module,
+    cast_like,
+    dtype_of,
+    federated_data,
+    largest_shift,
+    load_code,
+    make_task,
+)
 from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
@@ -47,6 +56,7 @@ from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.methods.local_steps import with_optimizer
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
+from feddpc.policies import client_optimizer
 from feddpc.runs.checkpoint import load_model, save_model
 from feddpc.storage import make_folder
 from feddpc.tasks.network import NetworkTask, uniforms_of
@@ -122,7 +132,7 @@ def _handler(
                 _check_payload(content, context)
             node = pool.node(spec, context, bare=bare)
             records = work(node, content, context)
-            about.update({"experiment": spec.tag, "method": spec.method, "client": node.client})
+            about.update({"experiment": spec.tag, "method": spec.config.method, "client": node.client})
         except FeddpcError as error:
             about[REFUSED] = str(error)
         except DOES_NOT_FIT as error:
@@ -208,8 +218,7 @@ class _NodePool:
         probed = self._probed(node, w, bool(order.get("asked")), context)
         plan = node.planner.plan(t, node.ids).resting(np.array([bool(order.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
-        local = with_optimizer(node.method, node.spec.client_optimizer)
-        trained = Loop().train(local, node.task, w, down | node.payload, stacked, plan, lr)
+        trained = Loop().train(node.local, node.task, w, down | node.payload, stacked, plan, lr)
         _check_finite(trained.up, trained.own, {"loss": trained.loss})
         memory.hold(t, _single(trained.own))
         metrics = MetricRecord({"num-examples": node.samples, "loss": float(trained.loss[0])})
@@ -255,12 +264,12 @@ class _NodePool:
         if not all(type(value) is int for value in found):
             raise RefusedError(
                 'this node does not know which client it is: start it with --node-config "partition-id=0 '
-                f'num-partitions={spec.clients}"'
+                f'num-partitions={spec.config.clients}"'
             )
         client, clients = int(found[0]), int(found[1])  # type: ignore[arg-type]
-        if clients != spec.clients or not 0 <= client < clients:
+        if clients != spec.config.clients or not 0 <= client < clients:
             raise RefusedError(
-                f"this node is client {client} of {clients}, but the experiment has {spec.clients} clients, counted "
+                f"this node is client {client} of {clients}, but the experiment has {spec.config.clients} clients, counted "
                 "from 0: correct partition-id and num-partitions in its --node-config"
             )
         return client, clients
@@ -313,6 +322,7 @@ class Node:
     spec: ExperimentSpec
     client: int
     method: Method
+    local: Method  #: with the local steps of the experiment's optimizer
     world: FederatedData
     task: NetworkTask
     planner: Planner
@@ -347,8 +357,8 @@ def local_data(spec: ExperimentSpec, client: int, data: Dataset, given: Mapping[
         data = dataclasses.replace(
             data, x_train=np.concatenate([data.x_train, x]), y_train=np.concatenate([data.y_train, y, rest])
         )
-    starts = np.where(np.arange(spec.clients + 1) > client, mine, 0)
-    return spec.federated_data(data, Partition(np.arange(mine), starts), reserve)
+    starts = np.where(np.arange(spec.config.clients + 1) > client, mine, 0)
+    return federated_data(spec.config, data, Partition(np.arange(mine), starts), reserve)
 
 
 def build_node(
@@ -363,7 +373,8 @@ def build_node(
 ) -> Node:
     """Return what client ``client`` works with; ``given`` is its one-time payload, ``own`` the user's code."""
     check_supported(module)
-    network = (adapt_module(method, module, spec.seed) or module).to(dtype_of(spec.precision))
+    config = spec.config
+    network = (adapt_module(method, module, config.seed) or module).to(dtype_of(config.precision))
     check_model(network, spec.layout)
     learned = {k.removeprefix("learned."): v for k, v in given.items() if k.startswith("learned.")}
     world = local_data(spec, client, data, given)
@@ -372,13 +383,15 @@ def build_node(
     if "scaler.mean" in given:
         scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
     else:
-        scaler = make_scaler(default_scaling(data) if spec.scaling == "auto" else spec.scaling, data)
-    shift = largest_shift(data) if spec.augment else 0
-    task = make_task(spec.config, own, network, world.data, scaler, device=device, shift=shift)
+        scaler = make_scaler(default_scaling(data) if config.scaling == "auto" else config.scaling, data)
+    shift = largest_shift(data) if config.augment else 0
+    task = make_task(config, own, network, world.data, scaler, device=device, shift=shift)
+    assert config.batch_size is not None
     uniforms = uniforms_of(task.transform)
-    planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift, uniforms)
-    like = torch.zeros((), dtype=dtype_of(spec.precision), device=device)
-    return Node(spec, client, method, world, task, planner, {k: cast_like(v, like) for k, v in world.kit.items()})
+    planner = Planner(world.partition, config.batch_size, config.epochs, config.seed, shift, uniforms)
+    like = torch.zeros((), dtype=dtype_of(config.precision), device=device)
+    payload = {k: cast_like(v, like) for k, v in world.kit.items()}
+    return Node(spec, client, method, with_optimizer(method, client_optimizer(config)), world, task, planner, payload)
 
 
 def check_model(network: nn.Module, layout: str) -> None:

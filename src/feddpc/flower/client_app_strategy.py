@@ -291,7 +291,7 @@ class ClientAppStrategy(MethodStrategy):
         config, assets = self.config, self.assets
         if not self.fraction_evaluate:  # then clients measure nothing, and need no metrics
             config = dataclasses.replace(config, metrics="")
-        return ExperimentSpec.of(config, self.method, self.model_tag(), assets.target, assets.classes, samples)
+        return ExperimentSpec.of(config, self.model_tag(), assets.target, assets.classes, samples)
 
     def model_tag(self) -> str:
         """Return a short name for the model, frozen parameters included."""
@@ -315,7 +315,7 @@ class ClientAppStrategy(MethodStrategy):
         return judge(self.task, data, np.arange(len(y)))
 
     def _server_data(self) -> FederatedData:
-        return self.assets.federated_data(self.nodes.spec)
+        return self.assets.federated_data(self.config, self.nodes.spec.samples)
 
     # Messages.
 

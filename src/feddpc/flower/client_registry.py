@@ -154,7 +154,7 @@ class NodeClient:
         answers = self._ask(grid, "learn", parts, 0, read)
         if missing := [c for c in clients if c not in answers]:
             raise BadInputError(
-                f"{self.spec.method} asks every client before round 1, but clients {missing} did not answer: start "
+                f"{self.spec.config.method} asks every client before round 1, but clients {missing} did not answer: start "
                 "again when all are there"
             )
         return answers
@@ -218,7 +218,12 @@ class NodeClient:
         found = content.get(REPLY)
         if not isinstance(found, ConfigRecord):
             raise RefusedError("it does not come from feddpc.flower.client_app")
-        wanted = {"version": __version__, "method": self.spec.method, "round": str(t), "experiment": self.spec.tag}
+        wanted = {
+            "version": __version__,
+            "method": self.spec.config.method,
+            "round": str(t),
+            "experiment": self.spec.tag,
+        }
         for key, value in wanted.items():
             if found.get(key) != value:
                 raise RefusedError(f"its {key} is {found.get(key)!r}, not {value!r}")

@@ -34,9 +34,7 @@ from feddpc.flower.assets import Reserve, ServerAssets
 from feddpc.flower.client_app_strategy import ClientAppStrategy
 from feddpc.flower.screening import Bounds
 from feddpc.methods.base import Method
-from feddpc.methods.local_steps import check_local_steps
-from feddpc.policies import client_optimizer, resolve_policies
-from feddpc.privacy.mechanism import check
+from feddpc.policies import resolve_policies
 from feddpc.tasks import TASKS
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import MEASURES
@@ -112,14 +110,11 @@ def strategy(
     own, words = TaskParts.take(config)
     settings = Config.read({**config, **words, "method": method.name, "hyper": method.hyper()})
     _refuse_simulator_only(settings)
-    check_local_steps(method, client_optimizer(settings))
-    if settings.privacy:
-        check(method)
-        if min_replies > 1:
-            raise BadInputError(
-                f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether "
-                "all the others count, and the budget is counted for one: leave it out"
-            )
+    if settings.privacy and min_replies > 1:
+        raise BadInputError(
+            f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether all "
+            "the others count, and the budget is counted for one: leave it out"
+        )
     settings = resolve_policies(settings)
     if target is None and (own.task or settings.task != "auto"):
         target = task_class(settings.task, own).target or None  # type: ignore[assignment]

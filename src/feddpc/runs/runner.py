@@ -25,7 +25,6 @@ from feddpc.errors import RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
 from feddpc.own_functions import describe
-from feddpc.privacy.mechanism import check
 from feddpc.registry import code_digest, short_name
 from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
@@ -145,12 +144,6 @@ def execute(
         method, config = make_method(experiment.config)
     else:
         config = dataclasses.replace(experiment.config, method=method.name, hyper=method.hyper())
-    experiment.local(method)  # refuses a client optimizer that the method cannot have
-    policies = experiment.policies
-    if policies.privacy is not None:
-        check(method)
-    if policies.defense is not None and policies.defense.rule is not None:
-        method.check_rule()
     resume = resume and out is not None and is_run(out)
     stored = load_config(out) if resume and out is not None else Config()
     experiment = for_method(experiment, method, _learned(out) if resume and out is not None else None)
@@ -167,7 +160,7 @@ def execute(
     compiles = getattr(machine, "compile", False)
     config = dataclasses.replace(config, engine=machine.name, compile=compiles, client_memory=kind)
     placement = Placement(kind, out / "checkpoint" if out is not None else None)
-    population, optimizer = len(experiment.population), policies.optimizer
+    population, optimizer = len(experiment.population), experiment.policies.optimizer
     progress = RunState.begin(method, experiment.w0, population, placement, optimizer)
     folder: RunFolder | None = None
     records: list[dict[str, Any]] = []
