@@ -13,7 +13,7 @@ from torch import nn
 
 from feddpc import flower, methods
 from feddpc.errors import BadInputError
-from feddpc.flower import check_flwr
+from feddpc.flower import VoidRoundsError, check_flwr
 from feddpc.flower.messages import pack
 from federations import NODES, Unreliable, forged, halves, train, vector
 
@@ -80,8 +80,8 @@ def test_a_method_that_a_node_does_not_know_is_refused_and_no_file_is_loaded(tmp
     [
         ({"epochs": 10**9}, "epochs = 1000000000"),
         ({"epochs": 0}, "epochs = 0"),
-        ({"samples": 10**12}, "samples = 1000000000000"),
-        ({"samples": -1}, "samples = -1"),
+        ({"classes": 10**12}, "classes = 1000000000000"),
+        ({"classes": -1}, "classes = -1"),
         ({"batch_size": "many"}, "batch_size"),
         ({"lr": float("nan")}, "lr = nan"),
         ({"seed": 1.5}, "seed"),
@@ -99,6 +99,24 @@ def test_orders_that_make_no_sense_are_refused(order, reason):
     strategy.nodes.spec = forged(strategy.nodes.spec, **order)
     with pytest.raises(BadInputError, match=re.escape(reason)):
         train(strategy, Unreliable(flower.client_app(**client)))
+
+
+@pytest.mark.parametrize("count", [10**12, -1, 3])
+def test_a_payload_that_makes_no_sense_is_refused(count):
+    """It says for how many samples a node must have room."""
+    server, client = halves(reserve=0.1)
+
+    class Sends(Unreliable):
+        def deliver(self, message):
+            if message.metadata.message_type == "query.setup":
+                message.content["given"]["reserve.samples"] = pack({"n": torch.tensor(count)})["n"]
+            return super().deliver(message)
+
+    strategy = flower.strategy(methods.create("datasharing", beta=0.1), **server)
+    with pytest.raises(VoidRoundsError):
+        train(strategy, Sends(flower.client_app(**client)), 3)
+    assert all("samples = " in refusal.reason for refusal in strategy.refusals if "samples" in refusal.reason)
+    assert any(f"samples = {count}" in refusal.reason for refusal in strategy.refusals)
 
 
 def test_a_message_that_does_not_fit_is_answered_and_not_worked_on():

@@ -203,9 +203,7 @@ def flower_plain_reply(content: bytes) -> None:
 
 def _greeted(made: ClientAppStrategy, grid: Foreign) -> None:
     made.registry.nodes.clear()
-    made.nodes.spec, spec = made.spec(0), made.nodes.spec  # how many samples there are is not known yet
     made.nodes.enroll_nodes(grid, [1000, 1001], {1000, 1001})
-    made.nodes.spec = spec
 
 
 def _handed(made: ClientAppStrategy, grid: Foreign) -> None:

@@ -120,12 +120,13 @@ class ServerAssets:
         return federated_data(config, data, with_clients, reserve)
 
     def payload(self, client: int, extended: FederatedData | None, learned: Mapping[str, Tensor]) -> State:
-        """Return what client ``client`` is sent once, before its first round."""
+        """Return what client ``client`` is sent once, before its first round; ``extended`` has all samples."""
         given: State = {f"learned.{key}": value for key, value in learned.items()}
         if self.reserve is not None and extended is not None:
             mine = extended.partition[client]
             at = np.unique(mine[mine < len(self.reserve.y)])
             parts = {"x": self.reserve.x[at], "at": at, "y": self.reserve.y, "order": self.reserve.order}
+            given["reserve.samples"] = torch.tensor(len(extended.data.y_train))
             given |= {f"reserve.{key}": torch.from_numpy(np.ascontiguousarray(part)) for key, part in parts.items()}
         if self.config.scaling == "channel" and self.scaler is not None and self.scaler.terms is not None:
             given |= dict(zip(("scaler.mean", "scaler.deviation"), self.scaler.terms, strict=True))

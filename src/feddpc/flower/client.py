@@ -31,6 +31,7 @@ from feddpc.build import (
     load_code,
     make_task,
 )
+from feddpc.checks import check_int
 from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
@@ -38,11 +39,13 @@ from feddpc.data.scaling import Scaler, default_scaling, make_scaler
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, FeddpcError, RunFolderError
 from feddpc.flower.messages import (
+    MOST_SAMPLES,
     NEVER,
     NO_SETUP,
     REFUSED,
     REPLY,
     SETUP,
+    SPEC,
     ExperimentSpec,
     RefusedError,
     arrays_of,
@@ -127,7 +130,7 @@ def _handler(
         about = ConfigRecord({"version": __version__, "round": message.metadata.group_id})
         records: Answer = {}
         try:
-            spec = ExperimentSpec.read(content)
+            spec = pool.read_spec(content)
             if not bare:
                 _check_payload(content, context)
             node = pool.node(spec, context, bare=bare)
@@ -155,6 +158,13 @@ class _NodePool:
     own: TaskParts  #: code of the user's own
     words: Mapping[str, str]  #: what descriptions call it
     nodes: OrderedDict[tuple[int, int], tuple[str, Node]] = field(default_factory=OrderedDict)
+    spec: ExperimentSpec | None = None  #: of the last message
+
+    def read_spec(self, content: RecordDict) -> ExperimentSpec:
+        """Return the experiment of a message, which is read and checked once as long as it stays the same."""
+        if self.spec is None or content.get(SPEC) != self.spec.record():
+            self.spec = ExperimentSpec.read(content)
+        return self.spec
 
     def node(self, spec: ExperimentSpec, context: Context, *, bare: bool = False) -> Node:
         """Return the node of ``context``, a new one if the experiment changed; ``bare``: without one-time payload."""
@@ -269,8 +279,8 @@ class _NodePool:
         client, clients = int(found[0]), int(found[1])  # type: ignore[arg-type]
         if clients != spec.config.clients or not 0 <= client < clients:
             raise RefusedError(
-                f"this node is client {client} of {clients}, but the experiment has {spec.config.clients} clients, counted "
-                "from 0: correct partition-id and num-partitions in its --node-config"
+                f"this node is client {client} of {clients}, but the experiment has {spec.config.clients} clients, "
+                "counted from 0: correct partition-id and num-partitions in its --node-config"
             )
         return client, clients
 
@@ -349,11 +359,12 @@ def local_data(spec: ExperimentSpec, client: int, data: Dataset, given: Mapping[
     reserve = np.zeros(0, np.int64)
     if "reserve.y" in given:
         y, at = given["reserve.y"].numpy(), given["reserve.at"].numpy()
+        elsewhere = check_int("samples", int(given["reserve.samples"]), mine + len(y), MOST_SAMPLES) - mine - len(y)
         reserve = mine + given["reserve.order"].numpy()
         x = np.zeros((len(y), *data.sample_shape), data.x_train.dtype)  # zeros except for its own share
         x[at] = given["reserve.x"].numpy()
         # Labels for all samples of the experiment, since methods count shares of the whole; the last are placeholders.
-        rest = np.zeros((spec.samples - mine - len(y), *y.shape[1:]), y.dtype)
+        rest = np.zeros((elsewhere, *y.shape[1:]), y.dtype)
         data = dataclasses.replace(
             data, x_train=np.concatenate([data.x_train, x]), y_train=np.concatenate([data.y_train, y, rest])
         )

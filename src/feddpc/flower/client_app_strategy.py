@@ -66,9 +66,10 @@ class ClientAppStrategy(MethodStrategy):
     def __init__(self, assets: ServerAssets, *, wait: float, secret: int | None, **more: Any) -> None:
         super().__init__(assets.method, **more)
         self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
-        self.metrics = assets.metrics
+        self.population, self.metrics = self.config.clients, assets.metrics
         self.registry = ClientRegistry(self.config.clients)
-        self.nodes = NodeClient(self.registry, self.bounds, self.spec(0))
+        self.nodes = NodeClient(self.registry, self.bounds, self.spec())
+        self.samples = 0  #: of all clients and the server together, known after enrollment
         self.learned: State = {}
         self.policies = Policies.of(self.config)
         if self.policies.privacy is not None and secret is not None:
@@ -100,17 +101,13 @@ class ClientAppStrategy(MethodStrategy):
         hyper = self.method.hyper()
         return dataclasses.replace(self.config, method=self.method.name, hyper=hyper, rounds=rounds, engine="flower")
 
-    def population(self) -> int:
-        """Return the number of clients."""
-        return self.config.clients
-
     def initial_arrays(self) -> ArrayRecord:
         """Return the first model."""
         return pack(self.assets.state_dict())
 
     def run_notes(self) -> dict[str, dict[str, Any]]:
         """Return what leaves a client and what hides it, and how many samples there were when the run began."""
-        notes = super().run_notes() | {COUNTED: {"samples": self.nodes.spec.samples}}
+        notes = super().run_notes() | {COUNTED: {"samples": self.samples}}
         if self.policies.privacy is not None:
             notes["privacy"]["note"] += f" {self.policies.privacy.describe()}"
         return notes
@@ -121,12 +118,12 @@ class ClientAppStrategy(MethodStrategy):
         self.nodes.enroll(grid, self.wait, self.min_available_nodes)
         resumed = self.folder if self.folder is not None and is_run(self.folder) else None
         counted = self.assets.samples or int(self.registry.sample_counts().sum()) + self.assets.reserved
-        samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
+        self.samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
         if self.config.batch_size is None:
-            usual = default_batch_size(samples, self.config.clients)
+            usual = default_batch_size(self.samples, self.config.clients)
             size = usual if resumed is None else load_config(resumed).batch_size
             self.config = dataclasses.replace(self.config, batch_size=size)
-        self.nodes.spec = self.spec(samples)
+            self.nodes.spec = self.spec()
 
     def whole_model(self, w: Tensor) -> State:
         """Return the state dict of the network, frozen parameters included."""
@@ -286,12 +283,12 @@ class ClientAppStrategy(MethodStrategy):
             self._clients = Population(self.config, sizes, sampler, self.policies.faults)
         return self._clients
 
-    def spec(self, samples: int) -> ExperimentSpec:
+    def spec(self) -> ExperimentSpec:
         """Return what every message says about the experiment."""
         config, assets = self.config, self.assets
         if not self.fraction_evaluate:  # then clients measure nothing, and need no metrics
             config = dataclasses.replace(config, metrics="")
-        return ExperimentSpec.of(config, self.model_tag(), assets.target, assets.classes, samples)
+        return ExperimentSpec.of(config, self.model_tag(), assets.target, assets.classes)
 
     def model_tag(self) -> str:
         """Return a short name for the model, frozen parameters included."""
@@ -315,7 +312,7 @@ class ClientAppStrategy(MethodStrategy):
         return judge(self.task, data, np.arange(len(y)))
 
     def _server_data(self) -> FederatedData:
-        return self.assets.federated_data(self.config, self.nodes.spec.samples)
+        return self.assets.federated_data(self.config, self.samples)
 
     # Messages.
 

@@ -154,8 +154,8 @@ class NodeClient:
         answers = self._ask(grid, "learn", parts, 0, read)
         if missing := [c for c in clients if c not in answers]:
             raise BadInputError(
-                f"{self.spec.config.method} asks every client before round 1, but clients {missing} did not answer: start "
-                "again when all are there"
+                f"{self.spec.config.method} asks every client before round 1, but clients {missing} did not answer: "
+                "start again when all are there"
             )
         return answers
 

@@ -104,6 +104,7 @@ class DropInStrategy(MethodStrategy):
         rate = (self.made_from.usual_server_lr or 1.0) if server_lr is None else server_lr
         self.server_lr, self.weighting = check_positive("server_lr", rate), weighting
         self.clients = None if population is None else check_int("population", population, 1)
+        self.population = self.clients or MANY
         robust = Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {}))
         self.robust = resolve_policies(robust)
         self.policies, self.reports_empty_rounds = Policies.of(self.robust), False
@@ -153,10 +154,6 @@ class DropInStrategy(MethodStrategy):
         names = dict.fromkeys(("engine", "data", "model"), "flower")
         return Config.read({**known, **rates, **clients, **robust, **names, "rounds": rounds})
 
-    def population(self) -> int:
-        """Return the number of clients, or a number that is never reached."""
-        return self.clients or MANY
-
     def make_layout(self, arrays: ArrayRecord) -> Layout:
         """Return which arrays are parameters and how they map to a vector; the others are buffers."""
         self._sampled = False
@@ -180,8 +177,9 @@ class DropInStrategy(MethodStrategy):
                 f"{names[0]!r}, so that one client could set them at will. Use buffers = 'local', or {groups}"
             )
 
-    def set_buffers(self, arrays: ArrayRecord) -> None:
-        """Take the buffers of a model."""
+    def read_model(self, arrays: ArrayRecord) -> Tensor:
+        """Return a whole model as a vector, and take its buffers."""
+        w = super().read_model(arrays)
         if self.buffer_policy == "average":
             try:
                 read_buffers(self.layout, arrays)
@@ -190,9 +188,11 @@ class DropInStrategy(MethodStrategy):
                     f"buffer of the model: {error}; give a finite model, or buffers = 'local'"
                 ) from None
         self.buffers = {name: arrays[name] for name in self.layout.buffers}
+        return w
 
-    def restore(self) -> None:
-        """Restore from a checkpoint which node is which client, and the buffers, if it has some."""
+    def begin(self, arrays: ArrayRecord, num_rounds: int) -> None:
+        """Set the first model; a checkpoint also says which node is which client, and has the buffers."""
+        super().begin(arrays, num_rounds)
         ids, table = self.now.clients.export()
         nodes = table["node"].tolist() if len(ids) else []
         self.client_of = {int(n) % (1 << 64): int(c) for c, n in zip(ids.tolist(), nodes, strict=True)}

@@ -198,15 +198,14 @@ class ExperimentSpec:
     layout: str  #: of the model, see `layout_tag`
     target: str  #: what the targets are: classes, floats, multihot or tokens
     classes: int
-    samples: int  #: of all clients and the server together
     settings: str  #: the keys of the configuration that clients must know, as JSON
 
     @classmethod
-    def of(cls, config: Config, layout: str, target: str, classes: int, samples: int) -> ExperimentSpec:
+    def of(cls, config: Config, layout: str, target: str, classes: int) -> ExperimentSpec:
         """Return the specification of a configuration; code of the user's own is named without its module."""
         settings = {key: getattr(config, key) for key in CLIENT_KEYS if getattr(config, key) is not None}
         settings |= {name: code_name(settings[name]) for name in known_code()}
-        return cls(__version__, layout, target, classes, samples, json.dumps(settings, sort_keys=True))
+        return cls(__version__, layout, target, classes, json.dumps(settings, sort_keys=True))
 
     def record(self) -> ConfigRecord:
         """Return the record for a message."""
@@ -227,7 +226,6 @@ class ExperimentSpec:
             raise RefusedError(
                 f"the message's experiment lacks {sorted(wanted - set(found))} and has {sorted(set(found) - wanted)}"
             )
-        check_int("samples", found["samples"], 0, MOST_SAMPLES)
         check_int("classes", found["classes"], 1, MOST_CLASSES)
         for name in ("layout", "target", "settings"):
             coerce(name, found[name], str)
@@ -242,10 +240,9 @@ class ExperimentSpec:
             found = json.loads(self.settings)
         except (ValueError, RecursionError) as error:
             raise RefusedError(f"the settings {self.settings[:80]!r} cannot be read: {error}") from None
-        if not isinstance(found, dict) or not found.keys() <= {*CLIENT_KEYS}:
-            raise RefusedError(
-                f"the settings are {self.settings[:80]!r}, not names of {', '.join(CLIENT_KEYS)} with values"
-            )
+        if not isinstance(found, dict):
+            raise RefusedError(f"the settings are {self.settings[:80]!r}, not names with values")
+        expect(found, (), "the table of settings", CLIENT_KEYS)
         return Config.read({"batch_size": 1, **found, "cohort": 1})
 
     @functools.cached_property

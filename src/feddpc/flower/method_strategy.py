@@ -82,6 +82,7 @@ class MethodStrategy(FedAvg):
         flower: arguments of Flower's own ``FedAvg``: sampling, evaluation, names of records.
     """
 
+    population: int  #: how many clients there are
     policies = Policies()
     reports_empty_rounds = True  #: whether a round without invited clients has metrics; in Flower's FedAvg it has none
     metrics: tuple[Metric, ...] = CLASSIFICATION  #: what an evaluation measures, the primary one first
@@ -199,10 +200,6 @@ class MethodStrategy(FedAvg):
     def describe(self, rounds: int) -> Config:
         """Return the configuration that a run folder shows."""
 
-    @abstractmethod
-    def population(self) -> int:
-        """Return the number of clients."""
-
     def initial_arrays(self) -> ArrayRecord:
         """Return the first model, if the strategy knows it."""
         raise BadInputError("this strategy does not know the model: give start() the arrays of the first one")
@@ -231,12 +228,6 @@ class MethodStrategy(FedAvg):
     def whole_model(self, w: Tensor) -> State:
         """Return all that the file of a model holds."""
         return unpack(self.layout.record(w, self.buffers))
-
-    def set_buffers(self, arrays: ArrayRecord) -> None:
-        """Take the buffers of a model from outside."""
-
-    def restore(self) -> None:
-        """Restore what the subclass itself remembers from the state of a resumed run."""
 
     # Every round.
 
@@ -317,31 +308,28 @@ class MethodStrategy(FedAvg):
         self.last_round = num_rounds
         self._void, self._cast_logged = [], False
         self._layout = self.make_layout(arrays)
-        self.reset(self._read_model(arrays))
+        self.reset(self.read_model(arrays))
         self._arrays = arrays
         if self.folder is not None:
             self._open_folder(self.folder, num_rounds)
-        self.restore()
 
     def set_model(self, arrays: ArrayRecord) -> None:
         """Take a model from outside, if it is another one; the method's state stays."""
         if arrays is not self._arrays:
-            self.now.w, self._arrays = self._read_model(arrays), arrays
+            self.now.w, self._arrays = self.read_model(arrays), arrays
 
     def reset(self, w: Tensor) -> None:
         """Set the state before round 1, with the model ``w``. Per client: its node, and the last round that counted."""
-        population = self.population()
-        self.state = RunState.begin(self.method, w, population, optimizer=self.policies.optimizer)
+        self.state = RunState.begin(self.method, w, self.population, optimizer=self.policies.optimizer)
         fresh = {"node": torch.zeros((), dtype=torch.int64), "accepted": torch.full((), NEVER)}
-        self.state.clients = ClientTable(lambda: fresh, "the server's record of a client", population)
+        self.state.clients = ClientTable(lambda: fresh, "the server's record of a client", self.population)
 
-    def _read_model(self, arrays: ArrayRecord) -> Tensor:
+    def read_model(self, arrays: ArrayRecord) -> Tensor:
         """Return a whole model, not an update, as a vector; refuse one that is not finite."""
         w = self.layout.vector(arrays)
         for name, (a, b) in self.layout.spans.items():
             if not bool(w[a:b].isfinite().all()):
                 raise BadInputError(f"array {name!r} of the model is not finite: start from finite weights")
-        self.set_buffers(arrays)
         return w
 
     def _open_folder(self, folder: Path, num_rounds: int) -> None:
