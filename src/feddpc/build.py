@@ -78,17 +78,15 @@ def build(
         module = models.make_for(data, config.model, config.model_options, config.seed)
     models.check_supported(module)
     set_precision(config.precision)
-    shift = largest_shift(data) if config.augment else 0
-    task = make_task(config, own, module, data, make_scaler(config.scaling, data), device=config.device, shift=shift)
+    task = make_task(config, own, module, data, device=config.device)
     positions = data.y_train.shape[1] if data.target == "tokens" else 1
     config = set_threads(config, task.d * positions)
-    assert config.batch_size is not None
     return Experiment(
         config=config,
         data=data,
         partition=partition,
         task=task,
-        planner=Planner(partition, config.batch_size, config.epochs, config.seed, shift, uniforms_of(task.transform)),
+        planner=make_planner(config, task, partition),
         sampler=make_sampler(config, partition.sizes),
         w0=task.initial(),
         policies=Policies.of(config),
@@ -147,12 +145,13 @@ def make_task(
     own: TaskParts,
     module: nn.Module,
     data: Dataset,
-    scaler: Scaler,
+    scaler: Scaler | None = None,
     *,
     device: str = "cpu",
-    shift: int = 0,
 ) -> NetworkTask:
-    """Build what ``config`` says is learned, by ``module`` from ``data``."""
+    """Build what ``config`` says is learned, by ``module`` from ``data``; ``scaler`` where it depends on other data."""
+    if scaler is None:
+        scaler = make_scaler(default_scaling(data) if config.scaling == "auto" else config.scaling, data)
     transform = own.transform or (TRANSFORMS.get(config.transform) if config.transform else None)
     if transform is not None and config.augment:
         raise BadInputError("augment and transform cannot be used together: let the transform do both")
@@ -163,11 +162,18 @@ def make_task(
         device=device,
         dtype=dtype_of(config.precision),
         half=config.precision == "bf16",
-        shift=shift,
+        shift=largest_shift(data) if config.augment else 0,
         loss=own.loss or named_loss(config.loss),
         transform=transform,
         metrics=own.metrics or named_metrics(config.metrics),
     )
+
+
+def make_planner(config: Config, task: NetworkTask, partition: Partition) -> Planner:
+    """Return what plans the batches of clients that hold the samples of ``partition``."""
+    assert config.batch_size is not None
+    uniforms = uniforms_of(task.transform)
+    return Planner(partition, config.batch_size, config.epochs, config.seed, task.shift, uniforms)
 
 
 def task_class(name: str, own: TaskParts) -> type[NetworkTask]:

@@ -100,11 +100,13 @@ class ServerAssets:
 
     def data(self, elsewhere: int) -> Dataset | None:
         """Return the server's samples as a data set, and placeholder labels for ``elsewhere`` samples of clients."""
-        if self.reserve is None and self.test is None:
+        own = (self.reserve.x, self.reserve.y) if self.reserve is not None else self.test or self.validation
+        if own is None:
             return None
-        x_test, y_test = self.test or (self.reserve.x[:0], self.reserve.y[:0])  # type: ignore[union-attr]
-        # A network is tried out on one sample, so there must be one.
-        x, y = (self.reserve.x, self.reserve.y) if self.reserve is not None else (x_test[:1], y_test[:1])
+        x, y = own
+        x_test, y_test = self.test or (x[:0], y[:0])
+        if self.reserve is None:
+            x, y = x[:1], y[:1]  # a network is tried out on one sample, so there must be one
         y = np.concatenate([y, np.zeros((elsewhere, *y.shape[1:]), y.dtype)])
         return Dataset("server", x, y, x_test, y_test, self.classes, target=self.target)
 

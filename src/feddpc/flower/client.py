@@ -27,15 +27,15 @@ from feddpc.build import (
     cast_like,
     dtype_of,
     federated_data,
-    largest_shift,
     load_code,
+    make_planner,
     make_task,
 )
 from feddpc.checks import check_int
 from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import Scaler, default_scaling, make_scaler
+from feddpc.data.scaling import Scaler
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, FeddpcError, RunFolderError
 from feddpc.flower.messages import (
@@ -62,7 +62,7 @@ from feddpc.models.flat import Flat
 from feddpc.policies import client_optimizer
 from feddpc.runs.checkpoint import load_model, save_model
 from feddpc.storage import make_folder
-from feddpc.tasks.network import NetworkTask, uniforms_of
+from feddpc.tasks.network import NetworkTask
 
 #: ``data(client, clients)`` returns the samples and labels of one client, and its test samples and labels if any.
 Data = Callable[[int, int], tuple[Any, ...]]
@@ -391,15 +391,11 @@ def build_node(
     world = local_data(spec, client, data, given)
     if any(k.startswith(("learned.", "reserve.")) for k in given):
         world = method.extend_data(world, learned)
+    scaler = None
     if "scaler.mean" in given:
         scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
-    else:
-        scaler = make_scaler(default_scaling(data) if config.scaling == "auto" else config.scaling, data)
-    shift = largest_shift(data) if config.augment else 0
-    task = make_task(config, own, network, world.data, scaler, device=device, shift=shift)
-    assert config.batch_size is not None
-    uniforms = uniforms_of(task.transform)
-    planner = Planner(world.partition, config.batch_size, config.epochs, config.seed, shift, uniforms)
+    task = make_task(config, own, network, world.data, scaler, device=device)
+    planner = make_planner(config, task, world.partition)
     like = torch.zeros((), dtype=dtype_of(config.precision), device=device)
     payload = {k: cast_like(v, like) for k, v in world.kit.items()}
     return Node(spec, client, method, with_optimizer(method, client_optimizer(config)), world, task, planner, payload)

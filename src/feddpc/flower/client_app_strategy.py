@@ -16,7 +16,6 @@ from torch import Tensor
 from feddpc.build import default_batch_size, make_task
 from feddpc.config import Config
 from feddpc.data import Dataset
-from feddpc.data.scaling import default_scaling, make_scaler
 from feddpc.errors import BadInputError
 from feddpc.flower.assets import ServerAssets
 from feddpc.flower.client_registry import ClientRegistry, Ints, NodeClient, Record
@@ -298,10 +297,7 @@ class ClientAppStrategy(MethodStrategy):
     def task(self) -> NetworkTask | None:
         """The network on the server's own samples, None if it has none."""
         assets, data = self.assets, self.assets.data(0)
-        if data is None:
-            return None
-        scaling = default_scaling(data) if self.config.scaling == "auto" else self.config.scaling
-        return make_task(self.config, assets.own, assets.network, data, assets.scaler or make_scaler(scaling, data))
+        return None if data is None else make_task(self.config, assets.own, assets.network, data, assets.scaler)
 
     @cached_property
     def _validate(self) -> Judge | None:
