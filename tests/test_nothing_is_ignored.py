@@ -46,13 +46,10 @@ def test_a_folder_cannot_make_its_reader_run_code(tmp_path, monkeypatch, file, t
 @pytest.mark.parametrize(
     "values",
     [
-        {"task": "regression"},
-        {"loss": "squared"},
-        {"metrics": "f1"},
-        {"transform": "own.py:f"},
         {"evaluate_clients": True},
-        {"evaluate_every": 2},
         {"keep": "best"},
+        {"validation": 0.1},
+        {"reserve": 0.1},
     ],
 )
 def test_a_federation_refuses_what_only_the_simulator_has(values):

@@ -234,7 +234,6 @@ class Config:
         "more.",
         "training",
         after_setup=True,
-        simulator_only=True,
     )
     scaling: Literal["auto", "half", "channel", "unit", "none"] = key(
         "auto",

@@ -17,6 +17,7 @@ from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.runs.checkpoint import load_model
 from feddpc.runs.record import read_records
+from feddpc.runs.runner import execute
 from feddpc.tasks import Regression
 from federations import Unreliable, forged, halves, train
 from support import run_rounds, small_setting
@@ -181,6 +182,40 @@ def test_a_run_without_a_test_set_knows_its_metrics():
     assert strategy.records[0].metrics == {"test_mse": None, "test_mae": None, "test_r2": None, "test_loss": None}
 
 
+class TestBestRound:
+    """With ``keep = "best"`` a run returns and writes the model of its best round."""
+
+    def run(self, rounds=6, folder=None, **values):
+        made = setting("regression", rounds=rounds, lr=0.4, keep="best", **values)
+        halved = flower.dealt(made)
+        strategy = flower.strategy("fedavg", **halved.server(), folder=folder)
+        app = flower.client_app(**halved.client())
+        return strategy, train(strategy, Unreliable(app, NODES), rounds), made
+
+    @pytest.mark.parametrize("values", [{}, {"validation": 0.2}], ids=["test", "validation"])
+    def test_it_is_the_model_of_the_simulator(self, values, tmp_path):
+        strategy, result, made = self.run(folder=tmp_path / "run", **values)
+        expected = execute(made, method=methods.create("fedavg"), engine="loop")
+        for name, value in made.task.flat.parameters(expected.w).items():
+            assert torch.equal(torch.from_numpy(result.arrays[name].numpy()), value)
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert summary["model_round"] == expected.summary["model_round"] < len(strategy.records)
+        stored = load_model(tmp_path / "run" / "model.safetensors")
+        assert torch.equal(stored["weight"], made.task.flat.parameters(expected.w)["weight"])
+
+    def test_it_survives_a_restart(self, tmp_path):
+        whole, result, _ = self.run()
+        self.run(rounds=4, folder=tmp_path / "run")
+        _, again, _ = self.run(folder=tmp_path / "run")
+        assert np.array_equal(again.arrays["weight"].numpy(), result.arrays["weight"].numpy())
+        assert whole.now.best is not None
+
+    def test_it_needs_samples_of_the_server(self):
+        server = flower.dealt(setting("regression", keep="best")).server()
+        with pytest.raises(BadInputError, match="keep"):
+            flower.strategy("fedavg", **{**server, "test": None})
+
+
 class TestCodeAtBothEnds:
     """Code of the user's own is never sent: both ends are given it, and a node without it says so."""
 
@@ -328,7 +363,7 @@ def test_a_training_loss_that_is_no_number_is_refused(loss):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("evaluate_clients", True), ("finetune_steps", 2), ("keep", "best"), ("validation", 0.2)]
+    ("name", "value"), [("evaluate_clients", True), ("finetune_steps", 2), ("validation", 0.2), ("reserve", 0.2)]
 )
 def test_what_stays_refused_is_refused_by_name(name, value):
     server, _ = halves()
@@ -341,7 +376,6 @@ def test_the_list_of_what_only_the_simulator_has():
     assert [name for name, facts in keys().items() if facts.simulator_only] == [
         "evaluate_clients",
         "finetune_steps",
-        "keep",
     ]
 
 

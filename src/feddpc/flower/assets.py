@@ -70,6 +70,8 @@ class ServerAssets:
             raise BadInputError("scaling = 'channel' needs the mean of all clients' data: use 'half', 'unit' or 'none'")
         if self.config.augment and (self.own.transform or self.config.transform):
             raise BadInputError("augment and transform cannot be used together: let the transform do both")
+        if self.config.keep == "best" and self.test is None and self.validation is None:
+            raise BadInputError("keep = 'best' needs samples on which the server evaluates: give test= or validation=")
         self.metrics  # noqa: B018  # refuses those that these targets do not have
 
     @property

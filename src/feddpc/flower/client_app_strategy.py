@@ -66,6 +66,7 @@ class ClientAppStrategy(MethodStrategy):
         super().__init__(assets.method, **more)
         self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
         self.population, self.metrics = self.config.clients, assets.metrics
+        self.judged_on = "test" if assets.validation is None else "validation"
         self.registry = ClientRegistry(self.config.clients)
         self.nodes = NodeClient(self.registry, self.bounds, self.spec())
         self.samples = 0  #: of all clients and the server together, known after enrollment

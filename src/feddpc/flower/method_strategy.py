@@ -42,7 +42,7 @@ from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.append_log import AppendLog
 from feddpc.runs.record import RunFolder, environment, is_run, line, summarize
-from feddpc.runs.runner import fingerprint, reopen
+from feddpc.runs.runner import BestModel, fingerprint, reopen
 from feddpc.tasks.metrics import CLASSIFICATION, Metric, named
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -86,6 +86,7 @@ class MethodStrategy(FedAvg):
     policies = Policies()
     reports_empty_rounds = True  #: whether a round without invited clients has metrics; in Flower's FedAvg it has none
     metrics: tuple[Metric, ...] = CLASSIFICATION  #: what an evaluation measures, the primary one first
+    judged_on = "test"  #: the samples of the server that say which round is best: test or validation
 
     def __init__(
         self,
@@ -113,6 +114,7 @@ class MethodStrategy(FedAvg):
         self._past: list[dict[str, Any]] = []  # records of rounds before a restart
         self.offset = self.last_round = 0  #: rounds before this process, and the round with which the run ends
         self._arrays = ArrayRecord()
+        self._best: BestModel | None = None
         self._void: list[str] = []  # the void rounds since the last one that counted, with their reasons
         self._cast_logged = False
         self.sent: list[Message] = []
@@ -141,12 +143,14 @@ class MethodStrategy(FedAvg):
             self.enroll(grid, timeout)
             self.begin(initial_arrays, num_rounds)
             self.prepare(grid)
+            if self.describe(num_rounds).keep == "best":
+                self._best = BestModel(self.metrics[0], self.judged_on, self.method, self.now, self._past)
             done = self.offset = self.now.round
             shifted = None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, self.evaluated(arrays))
             result = super().start(
                 grid, self.arrays(), num_rounds - done, timeout, train_config, evaluate_config, shifted
             )
-            result.arrays = self._arrays
+            result.arrays = self._arrays if self.now.best is None else self.layout.record(self.now.best, self.buffers)
             for t, measured in self._measured(done).items():
                 theirs = result.evaluate_metrics_serverapp.get(t, MetricRecord())
                 result.evaluate_metrics_serverapp[t] = MetricRecord({**measured, **theirs})
@@ -416,6 +420,8 @@ class MethodStrategy(FedAvg):
             faults=received.faults,
         )
         self.records.append(record)
+        if self._best is not None:
+            self._best.see(json.loads(line(record)), record.diverged)
         if self._run is not None:
             self._run.append(record)
             self._run.records.sync()
@@ -454,10 +460,12 @@ class MethodStrategy(FedAvg):
         if last:
             self._save(self._run, last)
         records = self._past + [json.loads(line(record)) for record in self.records]
-        kept = self.whole_model(self.method.evaluated(self.now.w, self.now.server))
-        checkpoint.save_model(self._run.path / "model.safetensors", kept)
-        config, metrics = self.describe(num_rounds), self.metrics
-        self._run.finish(summarize(config, records, "finished", None, metrics))
+        summary = summarize(self.describe(num_rounds), records, "finished", None, self.metrics)
+        kept = self.method.evaluated(self.now.w, self.now.server)
+        if self._best is not None and self.now.best is not None:
+            kept, summary["model_round"] = self.now.best, self._best.round
+        checkpoint.save_model(self._run.path / "model.safetensors", self.whole_model(kept))
+        self._run.finish(summary)
 
 
 #: What Flower's privacy wrappers call on the strategy that they wrap, before any client trains.
