@@ -96,10 +96,6 @@ class ServerAssets:
         """The map between network and vector."""
         return Flat(self.network)
 
-    def state_dict(self) -> State:
-        """Return the first model, by parameter, in the order of its vector."""
-        return self.flat.parameters(self.flat.vector())
-
     def data(self, elsewhere: int) -> Dataset | None:
         """Return the server's samples as a data set, and placeholder labels for ``elsewhere`` samples of clients."""
         own = (self.reserve.x, self.reserve.y) if self.reserve is not None else self.test or self.validation

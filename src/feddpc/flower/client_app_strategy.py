@@ -102,8 +102,9 @@ class ClientAppStrategy(MethodStrategy):
         return dataclasses.replace(self.config, method=self.method.name, hyper=hyper, rounds=rounds, engine="flower")
 
     def initial_arrays(self) -> ArrayRecord:
-        """Return the first model."""
-        return pack(self.assets.state_dict())
+        """Return the first model, by parameter, in the order of its vector."""
+        flat = self.assets.flat
+        return pack(flat.parameters(flat.vector()))
 
     def run_notes(self) -> dict[str, dict[str, Any]]:
         """Return what leaves a client and what hides it, and how many samples there were when the run began."""

@@ -99,7 +99,7 @@ class DropInStrategy(MethodStrategy):
             min_replies=min_replies,
             max_void_rounds=max_void_rounds,
             folder=folder,
-            flower={name: given[name] for name in inspect.signature(FedAvg).parameters},
+            **{name: given[name] for name in inspect.signature(FedAvg).parameters},
         )
         rate = (self.made_from.usual_server_lr or 1.0) if server_lr is None else server_lr
         self.server_lr, self.weighting = check_positive("server_lr", rate), weighting

@@ -96,7 +96,7 @@ class MethodStrategy(FedAvg):
         min_replies: int,
         max_void_rounds: int,
         folder: str | Path | None,
-        flower: dict[str, Any],
+        **flower: Any,
     ) -> None:
         super().__init__(**flower)
         self.method, self.bounds = method, bounds

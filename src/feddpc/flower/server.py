@@ -132,11 +132,6 @@ def strategy(
     assets = ServerAssets(
         settings, method, network, classes, target, own, reserve=reserve, scaler=scaler, samples=samples, **held
     )
-    flower = {
-        "min_available_nodes": settings.clients if min_available_nodes is None else min_available_nodes,
-        "fraction_evaluate": fraction_evaluate,
-        "min_evaluate_nodes": 1,
-    }
     return kind(
         assets,
         wait=wait,
@@ -145,7 +140,9 @@ def strategy(
         min_replies=min_replies,
         max_void_rounds=max_void_rounds,
         folder=folder,
-        flower=flower,
+        min_available_nodes=settings.clients if min_available_nodes is None else min_available_nodes,
+        fraction_evaluate=fraction_evaluate,
+        min_evaluate_nodes=1,
     )
 
 
