@@ -462,3 +462,14 @@ def test_a_small_setting_is_a_classification():
     strategy = flower.strategy("feddpc", **flower.dealt(small_setting()).server())
     spec = strategy.nodes.spec
     assert (spec.config.task, spec.config.loss, spec.target) == ("classification", "cross-entropy", "classes")
+
+
+def test_secure_sums_learn_any_task():
+    own = TaskParts(loss=cubed, transform=jitter)
+    made = setting("regression", own, cohort=NODES, rounds=3)
+    progress, _ = run_rounds(made, methods.create("fedavg"), Loop(), 3)
+    halved = flower.dealt(setting("regression", own, cohort=NODES, rounds=3))
+    strategy = flower.secure_strategy("fedavg", **halved.server())
+    train(strategy, Unreliable(flower.secure_client_app(**halved.client()), NODES), 3)
+    assert strategy.refusals == []
+    torch.testing.assert_close(strategy.now.w, progress.w, rtol=0, atol=1e-5)
