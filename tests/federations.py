@@ -1,12 +1,15 @@
 """Small federations over Flower that the tests share: an unchanged client app, and grids in which things go wrong."""
 
+import dataclasses
+import json
+
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddpc import flower
-from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.client_app_strategy import ClientAppStrategy
 from support import small_setting
 
 NODES = 8
@@ -59,9 +62,17 @@ def halves(**values):
     return dealt.server(), dealt.client()
 
 
+def forged(spec, **changes):
+    """The specification of an experiment with other values, whether they make sense or not."""
+    whole = {key: changes.pop(key) for key in list(changes) if hasattr(spec, key)}
+    if changes:
+        whole["settings"] = json.dumps(json.loads(spec.settings) | changes)
+    return dataclasses.replace(spec, **whole)
+
+
 def train(strategy, grid, rounds=3, **more):
     """Start any strategy."""
-    first = strategy.initial_arrays() if isinstance(getattr(strategy, "exchange", None), ClientAppExchange) else W
+    first = strategy.initial_arrays() if isinstance(strategy, ClientAppStrategy) else W
     return strategy.start(grid, first, num_rounds=rounds, **more)
 
 

@@ -46,13 +46,10 @@ def test_a_folder_cannot_make_its_reader_run_code(tmp_path, monkeypatch, file, t
 @pytest.mark.parametrize(
     "values",
     [
-        {"task": "regression"},
-        {"loss": "squared"},
-        {"metrics": "f1"},
-        {"transform": "own.py:f"},
         {"evaluate_clients": True},
-        {"evaluate_every": 2},
         {"keep": "best"},
+        {"validation": 0.1},
+        {"reserve": 0.1},
     ],
 )
 def test_a_federation_refuses_what_only_the_simulator_has(values):
@@ -70,9 +67,9 @@ def test_a_federation_refuses_what_only_the_simulator_has(values):
 )
 def test_a_federation_runs_the_rounds_that_budget_and_schedule_were_made_for(values):
     made = flower.strategy("fedavg", model=nn.Linear(3, 2), classes=2, rounds=5, **values)
-    made.exchange.check_rounds(5)
+    made.check_rounds(5)
     with pytest.raises(BadInputError, match="rounds=50"):
-        made.exchange.check_rounds(50)
+        made.check_rounds(50)
 
 
 def test_a_resumed_run_does_not_lose_its_clipping(tmp_path):

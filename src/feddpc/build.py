@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +17,23 @@ from feddpc.config import Config
 from feddpc.data import Dataset, load, schemes
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
-from feddpc.data.scaling import default_scaling, make_scaler
-from feddpc.errors import BadInputError
+from feddpc.data.scaling import Scaler, default_scaling, make_scaler
+from feddpc.errors import BadInputError, wrong_type
 from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
-from feddpc.methods.federated_data import FederatedData, reserved
+from feddpc.methods.federated_data import FederatedData, Ids, reserved
 from feddpc.methods.fedopt import FedOpt
 from feddpc.methods.local_steps import check_local_steps
+from feddpc.own_functions import describe
 from feddpc.policies import Policies, client_optimizer, resolve_policies
+from feddpc.population import make_sampler
+from feddpc.privacy.mechanism import check as check_privacy
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.host_samples import is_mapped
 from feddpc.tasks.kinds import BY_TARGET, TASKS
 from feddpc.tasks.losses import LOSSES, TARGETS
-from feddpc.tasks.measures import FUNCTIONS
+from feddpc.tasks.measures import FUNCTIONS, Measure, measure_of
 from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
 from feddpc.torch_globals import set_precision, set_threads
 from feddpc.validation import held_counts, held_out, judge
@@ -76,25 +79,9 @@ def build(
         module = models.make_for(data, config.model, config.model_options, config.seed)
     models.check_supported(module)
     set_precision(config.precision)
-    shift = largest_shift(data) if config.augment else 0
-    transform = own.transform or (TRANSFORMS.get(config.transform) if config.transform else None)
-    if transform is not None and config.augment:
-        raise BadInputError("augment and transform cannot be used together: let the transform do both")
     config = dataclasses.replace(config, data_memory="host" if stays_on_host(config, data) else "device")
-    task = (own.task or TASKS.get(config.task))(
-        module,
-        data,
-        make_scaler(config.scaling, data),
-        device=config.device,
-        dtype=torch.float64 if config.precision == "float64" else torch.float32,
-        half=config.precision == "bf16",
-        shift=shift,
-        loss=own.loss or named_loss(config.loss),
-        transform=transform,
-        metrics=own.metrics or named_metrics(config.metrics),
-        on_host=config.data_memory == "host",
-        capacity=int(np.sort(partition.sizes)[-config.cohort :].sum()),
-    )
+    capacity = int(np.sort(partition.sizes)[-config.cohort :].sum())
+    task = make_task(config, own, module, data, device=config.device, capacity=capacity)
     positions = data.y_train.shape[1] if data.target == "tokens" else 1
     config = set_threads(config, task.d * positions)
     return Experiment(
@@ -102,16 +89,8 @@ def build(
         data=data,
         partition=partition,
         task=task,
-        planner=make_planner(config, partition, task, shift),
-        sampler=sampling.make(
-            config.participation,
-            population=len(partition),
-            cohort=config.cohort,
-            seed=config.seed,
-            dropout=config.dropout,
-            sizes=partition.sizes,
-            **config.participation_options,
-        ),
+        planner=make_planner(config, task, partition),
+        sampler=make_sampler(config, partition.sizes),
         w0=task.initial(),
         policies=Policies.of(config),
         reserve=reserve,
@@ -131,7 +110,82 @@ def stays_on_host(config: Config, data: Dataset) -> bool:
     return is_mapped(data.x_train)
 
 
-def make_planner(config: Config, partition: Partition, task: NetworkTask, shift: int) -> Planner:
+@dataclass(frozen=True)
+class TaskParts:
+    """What a caller gives as objects: task class, loss, transform, metrics; the configuration holds their names."""
+
+    task: type[NetworkTask] | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    transform: Transform | None = None
+    metrics: tuple[Any, ...] = ()
+
+    @classmethod
+    def take(cls, values: dict[str, Any]) -> tuple[TaskParts, dict[str, str]]:
+        """Take out of ``values`` the parts that are objects; return them, and what the configuration calls them."""
+        parts: dict[str, Any] = {}
+        words: dict[str, str] = {}
+        for name in ("task", "loss", "transform"):
+            if name in values and not isinstance(values[name], str):
+                part = parts[name] = values.pop(name)
+                if not callable(part):
+                    raise wrong_type(name, part, "a function, or a name" if name != "task" else "a class, or a name")
+                words[name] = describe(part)
+        metrics = values.get("metrics")
+        if metrics is not None and not isinstance(metrics, str):
+            wanted = list(values.pop("metrics")) if isinstance(metrics, Sequence) else [values.pop("metrics")]
+            parts["metrics"] = tuple(measure_of(one) for one in wanted)
+            words["metrics"] = ",".join(map(_metric_name, wanted, parts["metrics"]))
+        return cls(**parts), words
+
+
+def _metric_name(wanted: Any, measure: Measure) -> str:
+    if isinstance(wanted, str):
+        return wanted
+    return describe(wanted).replace(",", ";") if callable(wanted) else measure.metric.name
+
+
+def load_code(values: dict[str, Any]) -> None:
+    """Replace names of code in files, ``FILE.py:NAME``, by what they name: task, loss, transform and metrics."""
+    for name, known in {"task": TASKS, "loss": LOSSES, "transform": TRANSFORMS}.items():
+        if isinstance(values.get(name), str) and is_code(values[name]):
+            values[name] = known.get(values[name])
+    if isinstance(values.get("metrics"), str) and any(map(is_code, _listed(values["metrics"]))):
+        values["metrics"] = [FUNCTIONS.get(n) if is_code(n) else n for n in _listed(values["metrics"])]
+
+
+def make_task(
+    config: Config,
+    own: TaskParts,
+    module: nn.Module,
+    data: Dataset,
+    scaler: Scaler | None = None,
+    *,
+    device: str = "cpu",
+    capacity: int = 0,
+) -> NetworkTask:
+    """Build what ``config`` says is learned, by ``module`` from ``data``; ``scaler`` where it depends on other data."""
+    if scaler is None:
+        scaler = make_scaler(default_scaling(data) if config.scaling == "auto" else config.scaling, data)
+    transform = own.transform or (TRANSFORMS.get(config.transform) if config.transform else None)
+    if transform is not None and config.augment:
+        raise BadInputError("augment and transform cannot be used together: let the transform do both")
+    return task_class(config.task, own)(
+        module,
+        data,
+        scaler,
+        device=device,
+        dtype=dtype_of(config.precision),
+        half=config.precision == "bf16",
+        shift=largest_shift(data) if config.augment else 0,
+        loss=own.loss or named_loss(config.loss),
+        transform=transform,
+        metrics=own.metrics or named_metrics(config.metrics),
+        on_host=config.data_memory == "host",
+        capacity=capacity,
+    )
+
+
+def make_planner(config: Config, task: NetworkTask, partition: Partition) -> Planner:
     """Return what plans the clients' batches, none of them smaller than the network can be trained on."""
     smallest = task.traits.smallest_batch
     assert config.batch_size is not None
@@ -143,17 +197,18 @@ def make_planner(config: Config, partition: Partition, task: NetworkTask, shift:
             "clients out, or convert the model with feddpc.models.to_groupnorm"
         )
     uniforms = uniforms_of(task.transform)
-    return Planner(partition, config.batch_size, config.epochs, config.seed, shift, uniforms, smallest)
+    return Planner(partition, config.batch_size, config.epochs, config.seed, task.shift, uniforms, smallest)
 
 
-@dataclass(frozen=True)
-class TaskParts:
-    """What a caller gives as objects: task class, loss, transform, metrics; the configuration holds their names."""
+def task_class(name: str, own: TaskParts) -> type[NetworkTask]:
+    """Return the class of a task: the user's own, or the one that ``name`` names."""
+    found: type[NetworkTask] = own.task or TASKS.get(name)  # type: ignore[assignment]
+    return found
 
-    task: type[NetworkTask] | None = None
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    transform: Transform | None = None
-    metrics: tuple[Any, ...] = ()
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the type of the model's numbers."""
+    return torch.float64 if precision == "float64" else torch.float32
 
 
 def partition_name(config: Config, data: Dataset) -> str:
@@ -172,8 +227,11 @@ def named_loss(name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 def named_metrics(names: str) -> tuple[Any, ...]:
     """Return metrics by their names, which commas separate: known, registered, or in files."""
-    listed = [name.strip() for name in names.split(",") if name.strip()]
-    return tuple(FUNCTIONS.get(n) if n in FUNCTIONS.entries or is_code(n) else n for n in listed)
+    return tuple(FUNCTIONS.get(n) if n in FUNCTIONS.entries or is_code(n) else n for n in _listed(names))
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def make_method(config: Config) -> tuple[Method, Config]:
@@ -192,7 +250,7 @@ def resolve(
 ) -> Config:
     """Fill in what was left open; the result says exactly what will be computed."""
     config = dataclasses.replace(config, partition=partition_name(config, data))
-    changes = _resolve_task(config, data, own or TaskParts())
+    changes = resolve_task(config, own or TaskParts(), data.target, data.name)
     if config.partition == "natural" and partition is None:
         partition = data.natural_partition()[0]
     if partition is not None:
@@ -230,22 +288,22 @@ def _refuse_options(options: dict[str, Any], name: str, what: str) -> None:
         raise BadInputError(f"{name} = {options}: {what} has no options: leave them out")
 
 
-def _resolve_task(config: Config, data: Dataset, own: TaskParts) -> dict[str, Any]:
-    """Return task, loss and metrics by name."""
+def resolve_task(config: Config, own: TaskParts, target: str, data: str) -> dict[str, Any]:
+    """Return the names of task, loss and metrics for targets of kind ``target``; ``data`` is what has them."""
     name = config.task
     if own.task is None and name == "auto":
-        name = BY_TARGET[data.target]
-    task: type[NetworkTask] = own.task or TASKS.get(name)  # type: ignore[assignment]
-    if task.target and task.target != data.target:
+        name = BY_TARGET[target]
+    task = task_class(name, own)
+    if task.target and task.target != target:
         raise BadInputError(
-            f"task = {name!r} needs targets of kind {task.target}, but those of {data.name} are {data.target}: leave "
-            f"task out, or give the data with target={task.target!r}"
+            f"task = {name!r} needs targets of kind {task.target}, but those of {data} are {target}: leave task out, "
+            f"or give the data with target={task.target!r}"
         )
     loss = task.usual_loss or "auto" if config.loss == "auto" and own.loss is None else config.loss
-    if data.target not in TARGETS.get(loss, (data.target,)):
-        able = [known for known, targets in TARGETS.items() if data.target in targets]
+    if target not in TARGETS.get(loss, (target,)):
+        able = [known for known, targets in TARGETS.items() if target in targets]
         raise BadInputError(
-            f"loss = {loss!r} is not defined for targets of kind {data.target}: use {' or '.join(able)}, or a function"
+            f"loss = {loss!r} is not defined for targets of kind {target}: use {' or '.join(able)}, or a function"
         )
     metrics = config.metrics or ",".join(task.measured)
     return {"task": name, "loss": loss, "metrics": metrics}
@@ -310,33 +368,35 @@ def with_reserve(config: Config, methods: Iterable[Method]) -> Config:
     return config
 
 
+def check_method(method: Method, config: Config, target: str, data: str) -> None:
+    """Raise if ``method`` cannot do what a resolved configuration says, or learn the targets of ``data``."""
+    if method.targets and target not in method.targets:
+        raise BadInputError(
+            f"{method.name} learns targets of kind {' or '.join(method.targets)}, but those of {data} are {target}: "
+            "choose another method"
+        )
+    if isinstance(method, FedOpt) and config.server_optimizer != "sgd":
+        raise BadInputError(
+            f"server_optimizer = {config.server_optimizer!r}: {method.name} is FedAvg with a server optimizer already: "
+            "leave it out, or use fedavg"
+        )
+    check_local_steps(method, client_optimizer(config))
+    if config.privacy:
+        check_privacy(method)
+    if config.rule != "mean":
+        method.check_rule()
+
+
 def for_method(experiment: Experiment, method: Method, learned: State | None = None) -> Experiment:
     """Return ``experiment`` as ``method`` changes it; ``learned`` is what an earlier call with this method found out.
 
     A method that changes nothing gets the very same experiment, so that a comparison builds it once.
     """
-    if method.targets and experiment.data.target not in method.targets:
-        raise BadInputError(
-            f"{method.name} learns targets of kind {' or '.join(method.targets)}, but those of {experiment.data.name} "
-            f"are {experiment.data.target}: choose another method"
-        )
-    if isinstance(method, FedOpt) and experiment.policies.optimizer is not None:
-        raise BadInputError(
-            f"server_optimizer = {experiment.config.server_optimizer!r}: {method.name} is FedAvg with a server "
-            "optimizer already: leave it out, or use fedavg"
-        )
+    check_method(method, experiment.config, experiment.data.target, experiment.data.name)
     if not any(overrides(method, hook) for hook in DATA_HOOKS):
         return experiment
     config, data = experiment.config, experiment.data
-    world = FederatedData(
-        data=data,
-        partition=experiment.partition,
-        seed=config.seed,
-        client_lr=config.lr,
-        batch_size=experiment.planner.batch_size,
-        device=experiment.w0.device,
-        reserve=experiment.reserve,
-    )
+    world = federated_data(config, data, experiment.partition, experiment.reserve, experiment.w0.device)
     if learned is None:
         learned = {k: v.detach().cpu().contiguous() for k, v in method.learn(world).items()}
     world = method.extend_data(world, learned)
@@ -352,6 +412,22 @@ def for_method(experiment: Experiment, method: Method, learned: State | None = N
         planner=dataclasses.replace(experiment.planner, partition=world.partition),
         kit={k: cast_like(v, w0) for k, v in world.kit.items()},
         once=(world.down_once + sum(v.numel() for v in world.kit.values()), world.up_once),
+    )
+
+
+def federated_data(
+    config: Config, data: Dataset, partition: Partition, reserve: Ids, device: torch.device | None = None
+) -> FederatedData:
+    """Return what a method may change before round 1, as far as one party knows it."""
+    assert config.batch_size is not None
+    return FederatedData(
+        data=data,
+        partition=partition,
+        seed=config.seed,
+        client_lr=config.lr,
+        batch_size=config.batch_size,
+        device=device or torch.device("cpu"),
+        reserve=reserve,
     )
 
 

@@ -93,7 +93,6 @@ class Config:
         shown="auto, by the targets of the data",
         kind="task",
         choices=("classification", "regression", "multilabel", "next-token"),
-        simulator_only=True,
     )
     loss: str = key(
         "auto",
@@ -102,7 +101,6 @@ class Config:
         shown="auto, by the task",
         kind="loss",
         choices=("cross-entropy", "squared", "absolute", "huber", "logistic"),
-        simulator_only=True,
     )
     metrics: str = key(
         "",
@@ -111,13 +109,9 @@ class Config:
         "training",
         shown="those of the task",
         kind="metric",
-        simulator_only=True,
     )
     evaluate_every: int = key(
-        1,
-        "Evaluate the model after every so many rounds, and always after the last one.",
-        "training",
-        simulator_only=True,
+        1, "Evaluate the model after every so many rounds, and always after the last one.", "training"
     )
     evaluate_clients: bool = key(
         False,
@@ -249,7 +243,6 @@ class Config:
         "more.",
         "training",
         after_setup=True,
-        simulator_only=True,
     )
     scaling: Literal["auto", "half", "channel", "unit", "none"] = key(
         "auto",
@@ -266,7 +259,6 @@ class Config:
         "data",
         shown="none",
         kind="transform",
-        simulator_only=True,
     )
     precision: Literal["float32", "float64", "tf32", "bf16"] = key(
         "float32",

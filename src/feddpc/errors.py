@@ -40,6 +40,11 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> BadInputError:
     return BadInputError(f"unknown {kind} {value!r}: {hint}Valid: {', '.join(names)}")
 
 
+def wrong_type(name: str, value: object, wanted: str) -> BadInputError:
+    """Return the error for an argument of a type that it cannot have."""
+    return BadInputError(f"{name} is of type {type(value).__name__}: give {wanted}")
+
+
 def unusable(path: Path, number: int | None, reason: object) -> RunFolderError:
     """Build the error for a file or folder that the operating system refused, with its error ``number`` if known.
 

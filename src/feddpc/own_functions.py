@@ -39,6 +39,16 @@ def describe(fn: Callable[..., Any]) -> str:
     return f"{name} {hashlib.blake2b(chr(0).join(parts).encode(), digest_size=8).hexdigest()}"
 
 
+def without_module(description: str) -> str:
+    """Return what `describe` says of a user's function without its module, whose name differs between programs.
+
+    >>> without_module("mine.double 0123456789abcdef"), without_module("torch.nn.functional.relu")
+    ('double 0123456789abcdef', 'torch.nn.functional.relu')
+    """
+    name, _, digest = description.rpartition(" ")
+    return f"{name.rpartition('.')[2]} {digest}" if name else description
+
+
 def _name(fn: Any) -> str:
     if isinstance(fn, functools.partial):
         return f"partial of {_name(fn.func)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc import sampling
 from feddpc.config import Config
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.participants import Draw, Sampler
@@ -106,17 +106,17 @@ class Population:
         return replace(cohort, steps=placed(np.where(training, steps, 0).astype(np.float64), device)), training
 
 
-def ask_some(method: Method, w: Tensor, cohort: Cohort, ids: Ints, ask: Callable[[Ints], State]) -> State:
-    """Return the answers to the method's probe, stacked; clients that it does not ask get its default answer."""
-    asked = method.probe_mask(cohort)
-    if asked is None:
-        return ask(ids)
-    answers = {k: v.expand(len(ids), *v.shape).clone() for k, v in method.default_probe(w).items()}
-    if asked.any():
-        rows = placed(np.flatnonzero(asked), w.device)
-        for key, stack in ask(ids[asked]).items():
-            answers[key][rows] = stack
-    return answers
+def make_sampler(config: Config, sizes: Ints, seed: int | None = None) -> Sampler:
+    """Return what draws the participants of a round, with another ``seed`` than the configuration's if there is one."""
+    return sampling.make(
+        config.participation,
+        population=len(sizes),
+        cohort=config.cohort,
+        seed=config.seed if seed is None else seed,
+        dropout=config.dropout,
+        sizes=sizes,
+        **config.participation_options,
+    )
 
 
 def placed(values: NDArray[Any], device: torch.device) -> Tensor:

@@ -59,7 +59,7 @@ def test_the_configuration_of_the_app_comes_before_the_arguments():
     run_server(app, Unreliable(flower.client_app(**client)), **run_config)
     (strategy,) = ends
     assert strategy.method == methods.create("fedprox", mu=0.5)
-    assert (strategy.now.round, strategy.exchange.config.lr) == (2, 0.01)
+    assert (strategy.now.round, strategy.config.lr) == (2, 0.01)
 
 
 def test_hyper_parameters_of_a_given_method_cannot_be_changed_from_outside():

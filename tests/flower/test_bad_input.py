@@ -13,9 +13,9 @@ from torch import nn
 
 from feddpc import flower, methods
 from feddpc.errors import BadInputError
-from feddpc.flower import check_flwr
+from feddpc.flower import VoidRoundsError, check_flwr
 from feddpc.flower.messages import pack
-from federations import NODES, Unreliable, halves, train, vector
+from federations import NODES, Unreliable, forged, halves, train, vector
 
 WRONG = 3
 
@@ -60,7 +60,7 @@ def test_a_node_of_another_version_is_refused():
     """The node finds a message of another version; that is the same the other way round."""
     server, client = halves(cohort=NODES)
     strategy = flower.strategy("feddpc", **server)
-    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, version="0.0.1")
+    strategy.nodes.spec = dataclasses.replace(strategy.nodes.spec, version="0.0.1")
     with pytest.raises(BadInputError, match=r"the server runs feddpc 0\.0\.1"):
         train(strategy, Unreliable(flower.client_app(**client)))
 
@@ -70,7 +70,7 @@ def test_a_method_that_a_node_does_not_know_is_refused_and_no_file_is_loaded(tmp
     path.write_text("raise SystemExit('loaded')\n")
     server, client = halves()
     strategy = flower.strategy("feddpc", **server)
-    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, method=f"{path}:Own")
+    strategy.nodes.spec = forged(strategy.nodes.spec, method=f"{path}:Own")
     with pytest.raises(BadInputError, match="knows no method"):
         train(strategy, Unreliable(flower.client_app(**client)))
 
@@ -80,23 +80,43 @@ def test_a_method_that_a_node_does_not_know_is_refused_and_no_file_is_loaded(tmp
     [
         ({"epochs": 10**9}, "epochs = 1000000000"),
         ({"epochs": 0}, "epochs = 0"),
-        ({"samples": 10**12}, "samples = 1000000000000"),
-        ({"samples": -1}, "samples = -1"),
+        ({"classes": 10**12}, "classes = 1000000000000"),
+        ({"classes": -1}, "classes = -1"),
         ({"batch_size": "many"}, "batch_size"),
         ({"lr": float("nan")}, "lr = nan"),
         ({"seed": 1.5}, "seed"),
         ({"precision": "float8"}, "precision"),
-        ({"hyper": "{"}, "hyper-parameters"),
-        ({"hyper": "[1]"}, "not names with values"),
+        ({"hyper": [1]}, "hyper"),
+        ({"rounds": 3}, "rounds"),
+        ({"settings": "{"}, "settings"),
+        ({"settings": "[1]"}, "settings"),
     ],
 )
 def test_orders_that_make_no_sense_are_refused(order, reason):
     """A server cannot keep a node busy for ever, let it use all its memory, or trip it up."""
     server, client = halves()
     strategy = flower.strategy("feddpc", **server)
-    strategy.exchange.nodes.spec = dataclasses.replace(strategy.exchange.nodes.spec, **order)
+    strategy.nodes.spec = forged(strategy.nodes.spec, **order)
     with pytest.raises(BadInputError, match=re.escape(reason)):
         train(strategy, Unreliable(flower.client_app(**client)))
+
+
+@pytest.mark.parametrize("count", [10**12, -1, 3])
+def test_a_payload_that_makes_no_sense_is_refused(count):
+    """It says for how many samples a node must have room."""
+    server, client = halves(reserve=0.1)
+
+    class Sends(Unreliable):
+        def deliver(self, message):
+            if message.metadata.message_type == "query.setup":
+                message.content["given"]["reserve.samples"] = pack({"n": torch.tensor(count)})["n"]
+            return super().deliver(message)
+
+    strategy = flower.strategy(methods.create("datasharing", beta=0.1), **server)
+    with pytest.raises(VoidRoundsError):
+        train(strategy, Sends(flower.client_app(**client)), 3)
+    assert all("samples = " in refusal.reason for refusal in strategy.refusals if "samples" in refusal.reason)
+    assert any(f"samples = {count}" in refusal.reason for refusal in strategy.refusals)
 
 
 def test_a_message_that_does_not_fit_is_answered_and_not_worked_on():

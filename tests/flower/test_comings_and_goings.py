@@ -120,7 +120,7 @@ class TestEnrolment:
         train(strategy, Moody(flower.client_app(**client), before=restart), 5)
         assert any("that is node 1002" in refusal.reason for refusal in strategy.refusals)
         assert all(2 in record.participants for record in strategy.records[3:])
-        assert strategy.exchange.registry.nodes[2002] == 2
+        assert strategy.registry.nodes[2002] == 2
 
     def test_a_node_that_is_refused_is_not_taken_for_a_client(self):
         """Nodes that join in round 2 and claim to be a client that is there; their greetings name no client."""
@@ -166,8 +166,8 @@ def test_the_batch_size_and_the_number_of_samples_are_those_of_the_beginning(tmp
     train(again, fewer, 3)
     whole = flower.strategy("scaffold", **server)
     train(whole, Unreliable(app), 1)
-    assert again.exchange.config.batch_size == whole.exchange.config.batch_size == stored
-    assert again.exchange.nodes.spec.tag == whole.exchange.nodes.spec.tag
+    assert again.config.batch_size == whole.config.batch_size == stored
+    assert again.nodes.spec.tag == whole.nodes.spec.tag
 
 
 def test_a_server_that_trains_first_uses_the_default_batch_size():
@@ -176,7 +176,7 @@ def test_a_server_that_trains_first_uses_the_default_batch_size():
     server, client = reserved(rule)
     left_out = flower.strategy(rule, **{**server, "batch_size": None})
     train(left_out, Unreliable(flower.client_app(**client)), 1)
-    given = flower.strategy(rule, **{**server, "batch_size": left_out.exchange.config.batch_size})
+    given = flower.strategy(rule, **{**server, "batch_size": left_out.config.batch_size})
     train(given, Unreliable(flower.client_app(**client)), 1)
     assert torch.equal(vector(left_out), vector(given))
 

@@ -114,7 +114,7 @@ def test_the_numbers_of_nodes_survive_a_restart(tmp_path):
     first, again, grid = flower.MIFA(**few), flower.MIFA(**few), Unreliable(plain_app())
     train(first, grid, 2)
     train(again, grid, 3)
-    assert again.exchange.client_of == first.exchange.client_of == {1000 + i: i for i in range(NODES)}
+    assert again.client_of == first.client_of == {1000 + i: i for i in range(NODES)}
 
 
 def spoilt(t, replies):

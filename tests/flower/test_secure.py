@@ -144,7 +144,7 @@ def test_the_app_reads_its_configuration():
 
 def test_what_the_server_receives_is_masked_and_uniform(lenet_run):
     _, strategy, grid, _, sent = lenet_run
-    encoding = Encoding(strategy.exchange.max_norm, 4)
+    encoding = Encoding(strategy.max_norm, 4)
     for i, reply in enumerate(grid.replies(Stage.COLLECT_MASKED_VECTORS, round=1).values()):
         weight, delta, guarded, loss = map(bytes_to_ndarray, reply.content[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS])
         ours = quantize(encoding.encode(sent[i]), 1.0, encoding.levels)
@@ -167,7 +167,7 @@ def test_nothing_else_leaves_a_client(lenet_run):
         assert not content["fitres.parameters"]
         assert not content["fitres.metrics"]
         assert dict(content["fitres.num_examples"]) == {"num_examples": 1}
-    assert set(strategy.exchange.registry.sizes.values()) == {1}  # how many samples a client has is hidden
+    assert set(strategy.registry.sizes.values()) == {1}  # how many samples a client has is hidden
 
 
 def test_the_sum_is_that_of_what_the_clients_sent():
@@ -177,8 +177,8 @@ def test_the_sum_is_that_of_what_the_clients_sent():
         patch.setattr(Encoding, "encode", lambda self, up: sent.append(up) or encode(self, up))
         strategy, _ = federated(setting)
     mean = torch.stack([up["delta"] for up in sent]).mean(0)
-    got = strategy.exchange._open(1)
-    torch.testing.assert_close(got["delta"], mean, rtol=0, atol=strategy.exchange._encoding.error)
+    got = strategy._open(1)
+    torch.testing.assert_close(got["delta"], mean, rtol=0, atol=strategy._encoding.error)
 
 
 def test_masks_are_new_every_time():

@@ -265,7 +265,7 @@ def test_a_client_does_not_go_on_when_a_sum_becomes_small():
 
 def test_a_client_does_not_let_half_of_a_cohort_open_its_update(monkeypatch):
     setting = small_setting(cohort=COHORT)
-    monkeypatch.setattr("feddpc.flower.secure.server.SecureExchange.quorum", lambda self, invited: 2)
+    monkeypatch.setattr("feddpc.flower.secure.server.SecureStrategy.quorum", lambda self, invited: 2)
     strategy, _ = federated(setting)
     assert "half of the cohort could open" in strategy.refusals[0].reason
     assert strategy.records[0].participants == []

@@ -23,10 +23,9 @@ def _seeds() -> dict[str, list[bytes]]:
     said = {method: Listening(flower.client_app(model=messages.Small, data=messages.samples), 2) for method in ASKED}
     for method, grid in said.items():
         made = messages.strategy(method)
-        made.fraction_evaluate = 1.0
         made.start(grid, made.initial_arrays(), num_rounds=1)
     orders = [(m, action) for m, grid in said.items() for action in grid.heard if (m, action) not in LATER]
-    train = said["scaffold"].heard["train"]
+    train, evaluate = (said["scaffold"].heard[kind] for kind in ("train", "evaluate"))
     answers = zip(QUESTIONS, ("query.hello", "query.setup", "query.probe", *["query.learn"] * 3), strict=True)
     metrics = MetricRecord({"num-examples": 2, "loss": 0.5})
     models = [{"w": torch.ones(3)}, {"w": torch.ones(3), **messages.BUFFERS}]
@@ -34,6 +33,7 @@ def _seeds() -> dict[str, list[bytes]]:
     asked, told = _secure()
     return {
         "flower_reply": [train[1]],
+        "flower_evaluation": [evaluate[1]],
         "flower_plain_reply": weights,
         "flower_order": [bytes([ACTIONS.index(a)]) + said[m].heard[a][0] for m, a in orders],
         "flower_answer": [bytes([i]) + said[q[0]].heard[action][1] for i, (q, action) in enumerate(answers)],

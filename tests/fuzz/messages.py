@@ -29,7 +29,7 @@ from feddpc.flower import client as client_module
 from feddpc.flower import client_registry
 from feddpc.flower import messages as flower_messages
 from feddpc.flower.client import Memory
-from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.client_app_strategy import ClientAppStrategy
 from feddpc.flower.messages import REFUSED, REPLY, pack
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.secure import client as secure_client
@@ -71,10 +71,10 @@ class Small(BodyAndHead):
             nn.init.constant_(parameter, 0.1)
 
 
-def strategy(method: str) -> MethodStrategy:
+def strategy(method: str) -> ClientAppStrategy:
     """Return the server of two clients."""
     reserve = Reserve.of(*EVEN, np.array([1, 0])) if method == "datasharing" else None
-    numbers = {"clients": 2, "cohort": 2, "batch_size": 1, "rounds": 1}
+    numbers = {"clients": 2, "cohort": 2, "batch_size": 1, "rounds": 1, "fraction_evaluate": 1.0}
     known = create(method, **LITTLE.get(method, {}))
     return flower.strategy(known, model=Small(), test=EVEN, classes=2, reserve=reserve, **numbers)
 
@@ -111,12 +111,12 @@ class Foreign(flower.InProcessGrid):
 
 
 @cache
-def began(method: str) -> tuple[MethodStrategy, Foreign, RunState]:
+def began(method: str) -> tuple[ClientAppStrategy, Foreign, RunState]:
     """Return a strategy whose clients have enrolled, its grid, and where it stands."""
     grid, made = Foreign(), strategy(method)
-    made.exchange.enroll(grid, 3600)
+    made.enroll(grid, 3600)
     made.begin(made.initial_arrays(), 1)
-    made.exchange.prepare(grid)
+    made.prepare(grid)
     return made, grid, copy.deepcopy(made.now)
 
 
@@ -149,6 +149,29 @@ def flower_reply(content: bytes) -> None:
     served(made, lambda: made.aggregate_train(1, [Message(found, reply_to=to), honest]))
 
 
+@cache
+def evaluated() -> tuple[list[Message], Message]:
+    """Return the messages of an evaluation, and an honest reply."""
+    made, grid, _ = began("scaffold")
+    sent = list(made.configure_evaluate(1, made.arrays(), ConfigRecord(), grid))
+    return sent, next(reply for reply in grid.send_and_receive(sent) if reply.metadata.src_node_id == 1001)
+
+
+@target
+def flower_evaluation(content: bytes) -> None:
+    """A reply to ``feddpc.flower.strategy`` with what a client measured."""
+    if (found := arrived(content)) is None:
+        return
+    made, _, _ = began("scaffold")
+    made.sent, honest = evaluated()
+    to = next(message for message in made.sent if message.metadata.dst_node_id == 1000)
+    metrics = made.aggregate_evaluate(1, [Message(found, reply_to=to), honest])
+    made.pending.clear()
+    assert metrics is not None, "a reply cost an honest one its place"
+    assert set(metrics) <= {"accuracy", "loss"}, "a reply added a metric"
+    assert all(np.isfinite(value) for value in metrics.values()), "a reply spoilt a mean"
+
+
 #: The buffers of a layer that normalizes.
 BUFFERS = {"n.running_mean": torch.zeros(2), "n.running_var": torch.ones(2), "n.num_batches_tracked": torch.tensor(0)}
 
@@ -158,7 +181,7 @@ def plain(buffers: bool) -> tuple[MethodStrategy, RunState, Message]:
     """Return a drop-in strategy before its first round, where it stands, and a message of the round."""
     made, grid = flower.FedDPC(min_available_nodes=2), Foreign()
     made.begin(pack({"w": torch.zeros(3), **(BUFFERS if buffers else {})}), 1)
-    made.exchange.prepare(grid)
+    made.prepare(grid)
     return made, copy.deepcopy(made.now), Message(RecordDict(), 1000, MessageType.TRAIN, group_id="1")
 
 
@@ -173,40 +196,31 @@ def flower_plain_reply(content: bytes) -> None:
         replies = [Message(found, reply_to=sent)]
         served(made, partial(made.aggregate_train, 1, replies))
         served(made, partial(made.aggregate_evaluate, 1, replies))
-        assert buffers == bool(made.exchange.buffers)
+        assert buffers == bool(made.buffers)
         if buffers:
-            assert bool((made.exchange.buffers["n.running_var"].numpy() >= 0).all()), "a reply made a variance negative"
+            assert bool((made.buffers["n.running_var"].numpy() >= 0).all()), "a reply made a variance negative"
 
 
-def of(made: MethodStrategy) -> ClientAppExchange:
-    """Return how a strategy exchanges messages with ``client_app``."""
-    assert isinstance(made.exchange, ClientAppExchange)
-    return made.exchange
+def _greeted(made: ClientAppStrategy, grid: Foreign) -> None:
+    made.registry.nodes.clear()
+    made.nodes.enroll_nodes(grid, [1000, 1001], {1000, 1001})
 
 
-def _greeted(made: MethodStrategy, grid: Foreign) -> None:
-    exchange = of(made)
-    exchange.registry.nodes.clear()
-    exchange.nodes.spec, spec = exchange.spec(0), exchange.nodes.spec  # how many samples there are is not known yet
-    exchange.nodes.enroll_nodes(grid, [1000, 1001], {1000, 1001})
-    exchange.nodes.spec = spec
+def _handed(made: ClientAppStrategy, grid: Foreign) -> None:
+    made.registry.ready.clear()
+    made.send_payloads(grid)
 
 
-def _handed(made: MethodStrategy, grid: Foreign) -> None:
-    of(made).registry.ready.clear()
-    of(made).send_payloads(grid)
-
-
-def _probed(made: MethodStrategy, grid: Foreign) -> None:
+def _probed(made: ClientAppStrategy, grid: Foreign) -> None:
     made.configure_train(1, made.arrays(), ConfigRecord(), grid)
 
 
-def _learned(made: MethodStrategy, grid: Foreign) -> None:
-    of(made).learn(grid)
+def _learned(made: ClientAppStrategy, grid: Foreign) -> None:
+    made.learn(grid)
 
 
 #: What a server asks beside training; the first byte of an input chooses.
-QUESTIONS: list[tuple[str, Callable[[MethodStrategy, Foreign], None]]] = [
+QUESTIONS: list[tuple[str, Callable[[ClientAppStrategy, Foreign], None]]] = [
     *(("scaffold", _greeted), ("datasharing", _handed), ("fedga", _probed)),
     *((method, _learned) for method in ("fedbr", "gmm", "faug")),
 ]
@@ -219,9 +233,9 @@ def flower_answer(content: bytes) -> None:
         return
     method, ask = QUESTIONS[content[0] % len(QUESTIONS)]
     made, grid, before = began(method)
-    registry = of(made).registry
+    registry = made.registry
     made.state, grid.content, kept = copy.deepcopy(before), found, copy.deepcopy(registry)
-    of(made).nodes.refused.clear()
+    made.nodes.refused.clear()
     try:
         served(made, lambda: ask(made, grid))
     finally:

@@ -28,7 +28,9 @@ READERS = {
     "safetensors": ["model_file", "checkpoint_state", "client_memory"],
     "checkpoint notes": ["checkpoint_note"],
     "keys and certificates": ["pem"],
-    "Flower records, at the server": ["flower_reply", "flower_plain_reply", "flower_answer", "secure_reply"],
+    "Flower records, at the server": [
+        *("flower_reply", "flower_evaluation", "flower_plain_reply", "flower_answer", "secure_reply")
+    ],
     "Flower records, at a client": ["flower_order", "secure_order"],
 }
 
@@ -45,7 +47,9 @@ PARSERS = {
     "data/untrusted.py": ["npz_file"],
     "federate/deployment.py": [],
     "federate/keys.py": ["pem"],
-    "flower/messages.py": ["flower_reply", "flower_plain_reply", "flower_answer", "flower_order", "secure_order"],
+    "flower/messages.py": [
+        *("flower_reply", "flower_evaluation", "flower_plain_reply", "flower_answer", "flower_order", "secure_order")
+    ],
     "flower/secure/protocol.py": ["secure_reply"],
     "flower/method_strategy.py": [],
     "report/tables.py": ["run_json"],

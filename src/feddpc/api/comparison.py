@@ -12,14 +12,14 @@ import numpy.typing as npt
 from torch import nn
 
 from feddpc import methods as registered
-from feddpc.api.own import Own, make_method, one_rate, refuse_none, wrong_type
+from feddpc.api.own import Own, make_method, one_rate, refuse_none
 from feddpc.api.progress import make_display
 from feddpc.api.results import Comparison, result_of
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.checks import check_int
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.errors import BadInputError, unknown
+from feddpc.errors import BadInputError, unknown, wrong_type
 from feddpc.methods.base import Method
 from feddpc.report.groups import differing, show
 from feddpc.runs.resumable import check_resumable

@@ -17,11 +17,9 @@ from feddpc.data import Dataset, load
 from feddpc.data.loading import check_options
 from feddpc.data.partition import Partition
 from feddpc.data.readers import from_hugging_face, from_torch
-from feddpc.errors import BadInputError
+from feddpc.errors import BadInputError, wrong_type
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
-from feddpc.own_functions import describe
-from feddpc.tasks.measures import Measure, measure_of
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,12 @@ class Own:
     module: nn.Module | None
     method: Method | None
     partition: Partition | None
-    learned: TaskParts | None  #: task, loss, transform and metrics
+    learned: TaskParts  #: task, loss, transform and metrics
 
     @classmethod
     def of(cls, *, data: Any, model: Any, method: Any, partition: Any, more: dict[str, Any]) -> Own:
         """Take each thing as it is, by its name, or not at all (None); what of ``more`` is an object is taken out."""
-        learned, words = _learned(more)
+        learned, words = TaskParts.take(more)
         client_ids, options = more.pop("client_ids", None), more.get("data_options", {})
         named = {"data": str(data) if isinstance(data, Path) else data}
         named |= {"model": model, "method": method, "partition": partition}
@@ -84,36 +82,6 @@ def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
     if "lr" in values:
         raise BadInputError(f"lr = {values['lr']} and client_lr = {client_lr} are the same setting: give one of them")
     return {**values, "lr": client_lr}
-
-
-def _learned(more: dict[str, Any]) -> tuple[TaskParts | None, dict[str, Any]]:
-    """Take task, loss, transform and metrics out of ``more`` where they are objects; return them, and their names."""
-    parts: dict[str, Any] = {}
-    words: dict[str, Any] = {}
-    for name in ("task", "loss", "transform"):
-        if name in more and not isinstance(more[name], str):
-            part = parts[name] = more.pop(name)
-            if not callable(part):
-                raise wrong_type(name, part, "a function, or a name" if name != "task" else "a class, or a name")
-            words[name] = describe(part)
-    metrics = more.get("metrics")
-    if metrics is not None and not isinstance(metrics, str):
-        del more["metrics"]
-        wanted = list(metrics) if isinstance(metrics, Sequence) else [metrics]
-        measures = tuple(measure_of(one) for one in wanted)
-        words["metrics"] = [_metric_name(one, measure) for one, measure in zip(wanted, measures, strict=True)]
-        parts["metrics"] = measures
-    return (TaskParts(**parts) if parts else None), words
-
-
-def _metric_name(wanted: Any, measure: Measure) -> str:
-    return (
-        wanted
-        if isinstance(wanted, str)
-        else describe(wanted).replace(",", ";")
-        if callable(wanted)
-        else measure.metric.name
-    )
 
 
 def _dataset(data: Any, client_ids: Any, options: Mapping[str, Any]) -> Dataset:
@@ -175,8 +143,3 @@ def _partition(partition: Any) -> Partition:
     if lists and all(np.ndim(one) == 0 for one in lists):
         raise BadInputError(f"partition is an array of {len(lists)} numbers: give {wanted}")
     return Partition.from_lists(lists)
-
-
-def wrong_type(name: str, value: object, wanted: str) -> BadInputError:
-    """Return the error for an argument of a type that it cannot have."""
-    return BadInputError(f"{name} is of type {type(value).__name__}: give {wanted}")

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from feddpc import methods
-from feddpc.api.own import wrong_type
 from feddpc.data.loading import DATA
 from feddpc.data.schemes import PARTITIONS
-from feddpc.errors import unknown
+from feddpc.errors import unknown, wrong_type
 from feddpc.methods.base import Method
 from feddpc.models import MODELS
 from feddpc.registry import Registry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddpc._version import __version__
-from feddpc.build import adapt_module, cast_like, largest_shift
+from feddpc.build import (
+    TaskParts,
+    adapt_module,
+    cast_like,
+    dtype_of,
+    federated_data,
+    load_code,
+    make_planner,
+    make_task,
+)
+from feddpc.checks import check_int
 from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
@@ -28,25 +39,27 @@ from feddpc.data.scaling import Scaler
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, FeddpcError, RunFolderError
 from feddpc.flower.messages import (
+    MOST_SAMPLES,
+    NEVER,
     NO_SETUP,
     REFUSED,
     REPLY,
     SETUP,
+    SPEC,
     ExperimentSpec,
     RefusedError,
     arrays_of,
-    dtype_of,
-    layout_tag,
+    model_tag,
     pack,
     read_arrays,
     unpack,
 )
-from feddpc.flower.rounds import NEVER
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData, require_asking
 from feddpc.methods.local_steps import with_optimizer
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
+from feddpc.policies import client_optimizer
 from feddpc.runs.checkpoint import load_model, save_model
 from feddpc.storage import make_folder
 from feddpc.tasks.network import NetworkTask
@@ -69,6 +82,10 @@ def client_app(
     method: Method | None = None,
     folder: str | Path | None = None,
     device: str = "cpu",
+    task: Any = None,
+    loss: Any = None,
+    transform: Any = None,
+    metrics: Any = None,
 ) -> ClientApp:
     """Return a client app that answers any strategy of :func:`feddpc.flower.strategy`.
 
@@ -79,8 +96,17 @@ def client_app(
         method: the only method this node takes part in; by default any registered one that the server names.
         folder: where this node keeps what it remembers, so that it survives a restart; by default it does not.
         device: where it trains.
+        task: a task of one's own, which the server must be given too; by default any of the library that it names. A
+            class, or ``FILE.py:NAME``. The same holds for the next three.
+        loss: a loss of one's own: a function of outputs and targets that returns one value per sample or token.
+        transform: a function that changes the inputs of training batches.
+        metrics: what is measured on test samples of this node: names and functions of outputs and targets.
     """
-    pool = _NodePool(model, data, method, Path(folder) if folder is not None else None, device)
+    given = {"task": task, "loss": loss, "transform": transform, "metrics": metrics}
+    given = {name: part for name, part in given.items() if part is not None}
+    load_code(given)
+    own, words = TaskParts.take(given)
+    pool = _NodePool(model, data, method, Path(folder) if folder is not None else None, device, own, given | words)
     app = ClientApp()
     for action in ("hello", "learn", "setup"):
         app.query(action)(_handler(pool, getattr(pool, action), bare=True))
@@ -104,12 +130,12 @@ def _handler(
         about = ConfigRecord({"version": __version__, "round": message.metadata.group_id})
         records: Answer = {}
         try:
-            spec = ExperimentSpec.read(content)
+            spec = pool.read_spec(content)
             if not bare:
                 _check_payload(content, context)
             node = pool.node(spec, context, bare=bare)
             records = work(node, content, context)
-            about.update({"experiment": spec.tag, "method": spec.method, "client": node.client})
+            about.update({"experiment": spec.tag, "method": spec.config.method, "client": node.client})
         except FeddpcError as error:
             about[REFUSED] = str(error)
         except DOES_NOT_FIT as error:
@@ -129,7 +155,16 @@ class _NodePool:
     method: Method | None
     folder: Path | None
     device: str
+    own: TaskParts  #: code of the user's own
+    words: Mapping[str, str]  #: what descriptions call it
     nodes: OrderedDict[tuple[int, int], tuple[str, Node]] = field(default_factory=OrderedDict)
+    spec: ExperimentSpec | None = None  #: of the last message
+
+    def read_spec(self, content: RecordDict) -> ExperimentSpec:
+        """Return the experiment of a message, which is read and checked once as long as it stays the same."""
+        if self.spec is None or content.get(SPEC) != self.spec.record():
+            self.spec = ExperimentSpec.read(content)
+        return self.spec
 
     def node(self, spec: ExperimentSpec, context: Context, *, bare: bool = False) -> Node:
         """Return the node of ``context``, a new one if the experiment changed; ``bare``: without one-time payload."""
@@ -140,10 +175,12 @@ class _NodePool:
         if key in self.nodes and self.nodes[key][0] == made_for:
             self.nodes.move_to_end(key)
             return self.nodes[key][1]
+        spec.check_code(self.words)
         client, clients = self._identify(context, spec)
         samples = self._samples(client, clients, spec)
         module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
-        node = build_node(spec, spec.build(self.method), client, samples, module, unpack(given), self.device)
+        method = spec.build(self.method)
+        node = build_node(spec, method, client, samples, module, unpack(given), self.own, self.device)
         self.nodes[key] = made_for, node
         while len(self.nodes) > KEPT:
             self.nodes.popitem(last=False)
@@ -191,20 +228,20 @@ class _NodePool:
         probed = self._probed(node, w, bool(order.get("asked")), context)
         plan = node.planner.plan(t, node.ids).resting(np.array([bool(order.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
-        local = with_optimizer(node.method, node.spec.client_optimizer)
-        trained = Loop().train(local, node.task, w, down | node.payload, stacked, plan, lr)
+        trained = Loop().train(node.local, node.task, w, down | node.payload, stacked, plan, lr)
         _check_finite(trained.up, trained.own, {"loss": trained.loss})
         memory.hold(t, _single(trained.own))
         metrics = MetricRecord({"num-examples": node.samples, "loss": float(trained.loss[0])})
         return {"up": pack(_single(trained.up)), "metrics": metrics}
 
     def evaluate(self, node: Node, content: RecordDict, context: Context) -> Answer:
-        """Evaluate the model on this node's own test samples."""
+        """Evaluate the model on this node's own test samples; a metric that they do not define is left out."""
         if not len(node.world.data.y_test):
             raise BadInputError("this node has no test samples: let data() return (x, y, x_test, y_test)")
         w = self._weights(node, content)
         count = len(node.world.data.y_test)
-        return {"metrics": MetricRecord({"num-examples": count, **node.task.evaluate(w)})}
+        found = {name: value for name, value in node.task.evaluate(w).items() if math.isfinite(value)}
+        return {"metrics": MetricRecord({"num-examples": count, **found})}
 
     # Helpers.
 
@@ -237,13 +274,13 @@ class _NodePool:
         if not all(type(value) is int for value in found):
             raise RefusedError(
                 'this node does not know which client it is: start it with --node-config "partition-id=0 '
-                f'num-partitions={spec.clients}"'
+                f'num-partitions={spec.config.clients}"'
             )
         client, clients = int(found[0]), int(found[1])  # type: ignore[arg-type]
-        if clients != spec.clients or not 0 <= client < clients:
+        if clients != spec.config.clients or not 0 <= client < clients:
             raise RefusedError(
-                f"this node is client {client} of {clients}, but the experiment has {spec.clients} clients, counted "
-                "from 0: correct partition-id and num-partitions in its --node-config"
+                f"this node is client {client} of {clients}, but the experiment has {spec.config.clients} clients, "
+                "counted from 0: correct partition-id and num-partitions in its --node-config"
             )
         return client, clients
 
@@ -259,7 +296,8 @@ class _NodePool:
                 f"data({client}, {clients}) gave no samples: it must return (x, y) or (x, y, x_test, y_test)"
             )
         x, y, *test = parts
-        made = Dataset.from_arrays(x, y, *(test or (x[:1], y[:1])), classes=spec.classes, name="node")
+        known: dict[str, Any] = {"classes": spec.classes, "target": spec.target, "name": "node"}
+        made = Dataset.from_arrays(x, y, *(test or (x[:1], y[:1])), **known)
         return made if test else dataclasses.replace(made, x_test=made.x_test[:0], y_test=made.y_test[:0])
 
 
@@ -294,6 +332,7 @@ class Node:
     spec: ExperimentSpec
     client: int
     method: Method
+    local: Method  #: with the local steps of the experiment's optimizer
     world: FederatedData
     task: NetworkTask
     planner: Planner
@@ -320,31 +359,34 @@ def local_data(spec: ExperimentSpec, client: int, data: Dataset, given: Mapping[
     reserve = np.zeros(0, np.int64)
     if "reserve.y" in given:
         y, at = given["reserve.y"].numpy(), given["reserve.at"].numpy()
+        elsewhere = check_int("samples", int(given["reserve.samples"]), mine + len(y), MOST_SAMPLES) - mine - len(y)
         reserve = mine + given["reserve.order"].numpy()
         x = np.zeros((len(y), *data.sample_shape), data.x_train.dtype)  # zeros except for its own share
         x[at] = given["reserve.x"].numpy()
         # Labels for all samples of the experiment, since methods count shares of the whole; the last are placeholders.
-        rest = np.zeros(spec.samples - mine - len(y), np.int64)
+        rest = np.zeros((elsewhere, *y.shape[1:]), y.dtype)
         data = dataclasses.replace(
             data, x_train=np.concatenate([data.x_train, x]), y_train=np.concatenate([data.y_train, y, rest])
         )
-    starts = np.where(np.arange(spec.clients + 1) > client, mine, 0)
-    return spec.federated_data(data, Partition(np.arange(mine), starts), reserve)
+    starts = np.where(np.arange(spec.config.clients + 1) > client, mine, 0)
+    return federated_data(spec.config, data, Partition(np.arange(mine), starts), reserve)
 
 
 def build_node(
-    spec: ExperimentSpec, method: Method, client: int, data: Dataset, module: nn.Module, given: State, device: str
+    spec: ExperimentSpec,
+    method: Method,
+    client: int,
+    data: Dataset,
+    module: nn.Module,
+    given: State,
+    own: TaskParts,
+    device: str,
 ) -> Node:
-    """Return what client ``client`` works with; ``given`` is its one-time payload."""
+    """Return what client ``client`` works with; ``given`` is its one-time payload, ``own`` the user's code."""
     check_supported(module, statistics=False)
-    network = adapt_module(method, module, spec.seed) or module
-    flat = Flat(network)
-    found = layout_tag(dict(zip(flat.names, flat.shapes, strict=True)))
-    if found != spec.layout:
-        raise RefusedError(
-            f"this node's model {type(module).__name__} has {flat.d} parameters in {len(flat.names)} arrays, which are "
-            "not those of the server's: use the same model on both"
-        )
+    config = spec.config
+    network = (adapt_module(method, module, config.seed) or module).to(dtype_of(config.precision))
+    check_model(network, spec.layout)
     learned = {k.removeprefix("learned."): v for k, v in given.items() if k.startswith("learned.")}
     world = local_data(spec, client, data, given)
     if any(k.startswith(("learned.", "reserve.")) for k in given):
@@ -352,13 +394,29 @@ def build_node(
     scaler = None
     if "scaler.mean" in given:
         scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
-    shift = largest_shift(data) if spec.augment else 0
-    task = spec.task(network, world.data, scaler, device, shift)
+    task = make_task(config, own, network, world.data, scaler, device=device)
     if changing := task.traits.statistics:
         raise RefusedError(f"training changes buffer {changing[0]!r} of this node's model, which nobody carries over")
-    planner = Planner(world.partition, spec.batch_size, spec.epochs, spec.seed, shift)
-    like = torch.zeros((), dtype=dtype_of(spec.precision), device=device)
-    return Node(spec, client, method, world, task, planner, {k: cast_like(v, like) for k, v in world.kit.items()})
+    planner = make_planner(config, task, world.partition)
+    like = torch.zeros((), dtype=dtype_of(config.precision), device=device)
+    payload = {k: cast_like(v, like) for k, v in world.kit.items()}
+    return Node(spec, client, method, with_optimizer(method, client_optimizer(config)), world, task, planner, payload)
+
+
+def check_model(network: nn.Module, layout: str) -> None:
+    """Refuse an experiment with another model than this node's, or with other values of frozen parameters."""
+    flat = Flat(network)
+    found = model_tag(flat)
+    if found.partition("+")[0] != layout.partition("+")[0]:
+        raise RefusedError(
+            f"this node's model {type(network).__name__} has {flat.d} parameters in {len(flat.names)} arrays, which "
+            "are not those of the server's: use the same model on both"
+        )
+    if found != layout:
+        frozen = ", ".join(list(flat.frozen())[:3]) or "none"
+        raise RefusedError(
+            f"this node's frozen parameters ({frozen}) are not those of the server: load the same values on both"
+        )
 
 
 class Memory:

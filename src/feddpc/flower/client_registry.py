@@ -13,6 +13,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc._version import __version__
@@ -30,11 +31,12 @@ from feddpc.flower.messages import (
     read_arrays,
     unpack,
 )
-from feddpc.flower.rounds import Ints, probe_template
 from feddpc.flower.screening import Bounds, Refusal, screen_replies
+from feddpc.flower.templates import probe_template
 from feddpc.methods.base import Method, State
 
 T = TypeVar("T")
+Ints = NDArray[np.int64]
 Record = ArrayRecord | MetricRecord | ConfigRecord
 #: A node that could not be enrolled is asked again when nodes have joined or left, or after so many rounds. A node that
 #: hangs costs the whole deadline each time.
@@ -152,8 +154,8 @@ class NodeClient:
         answers = self._ask(grid, "learn", parts, 0, read)
         if missing := [c for c in clients if c not in answers]:
             raise BadInputError(
-                f"{self.spec.method} asks every client before round 1, but clients {missing} did not answer: start "
-                "again when all are there"
+                f"{self.spec.config.method} asks every client before round 1, but clients {missing} did not answer: "
+                "start again when all are there"
             )
         return answers
 
@@ -216,7 +218,12 @@ class NodeClient:
         found = content.get(REPLY)
         if not isinstance(found, ConfigRecord):
             raise RefusedError("it does not come from feddpc.flower.client_app")
-        wanted = {"version": __version__, "method": self.spec.method, "round": str(t), "experiment": self.spec.tag}
+        wanted = {
+            "version": __version__,
+            "method": self.spec.config.method,
+            "round": str(t),
+            "experiment": self.spec.tag,
+        }
         for key, value in wanted.items():
             if found.get(key) != value:
                 raise RefusedError(f"its {key} is {found.get(key)!r}, not {value!r}")

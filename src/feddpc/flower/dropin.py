@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -21,14 +21,16 @@ from feddpc import methods
 from feddpc.checks import check_int, check_positive
 from feddpc.config import Config
 from feddpc.errors import BadInputError
+from feddpc.flower.client_registry import Ints
 from feddpc.flower.layout import POLICIES, BufferMean, Layout, Numbers, find_buffers, read_buffers
-from feddpc.flower.messages import RefusedError, Rows, only_record
-from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received
-from feddpc.flower.rounds import NEVER, Ints, Policies, StepOutcome, trial_cohort
+from feddpc.flower.messages import NEVER, RefusedError, Rows, only_record
+from feddpc.flower.method_strategy import MethodStrategy, Received
 from feddpc.flower.screening import Bounds, averageable, screen_replies
+from feddpc.flower.templates import trial_cohort
 from feddpc.methods._feddpc_forms import Stream
 from feddpc.methods.base import DATA_HOOKS, ClientContext, Cohort, Method, overrides
-from feddpc.policies import resolve_policies
+from feddpc.policies import Policies, resolve_policies
+from feddpc.round.server_step import StepOutcome
 
 #: A population that is not counted.
 MANY = 1 << 31
@@ -91,46 +93,32 @@ class DropInStrategy(MethodStrategy):
         given = locals()
         if "form" in get_type_hints(self.made_from) and streams(self.made_from):
             hyper.setdefault("form", "streaming")
-        robust = Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {}))
-        rate = (self.made_from.usual_server_lr or 1.0) if server_lr is None else server_lr
-        names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
         super().__init__(
             methods.create(self.made_from.name, **hyper),
-            WeightsExchange(rate, weighting, population, resolve_policies(robust), buffers, names),
             bounds=Bounds(max_norm, max_examples),
             min_replies=min_replies,
             max_void_rounds=max_void_rounds,
             folder=folder,
-            flower={name: given[name] for name in inspect.signature(FedAvg).parameters},
+            **{name: given[name] for name in inspect.signature(FedAvg).parameters},
         )
-
-
-@dataclass(eq=False)
-class WeightsExchange(Exchange):
-    """The exchange with clients that receive weights and return weights and metrics, as for Flower's FedAvg."""
-
-    server_lr: float
-    weighting: str
-    clients: int | None  #: how many there are, if the method must know
-    robust: Config  #: rule and screen
-    buffer_policy: str
-    buffer_names: list[str]
-    client_of: dict[int, int] = field(default_factory=dict)  #: client number of every node seen
-    buffers: dict[str, Array] = field(default_factory=dict)
-    _buffer_mean: BufferMean = field(default_factory=BufferMean)
-    _stream: Stream | None = None
-    _examples: dict[int, int] = field(default_factory=dict)
-    _sampled: bool = False  # whether a round has been sampled since the run began
-
-    def __post_init__(self) -> None:
-        check_positive("server_lr", self.server_lr)
-        if self.clients is not None:
-            check_int("population", self.clients, 1)
+        rate = (self.made_from.usual_server_lr or 1.0) if server_lr is None else server_lr
+        self.server_lr, self.weighting = check_positive("server_lr", rate), weighting
+        self.clients = None if population is None else check_int("population", population, 1)
+        self.population = self.clients or MANY
+        robust = Config(rule=rule, rule_options=dict(rule_options or {}), screen=dict(screen or {}))
+        self.robust = resolve_policies(robust)
         self.policies, self.reports_empty_rounds = Policies.of(self.robust), False
+        self.buffer_policy = buffers
+        self.buffer_names = [buffer_names] if isinstance(buffer_names, str) else list(buffer_names)
+        self.client_of: dict[int, int] = {}  #: client number of every node seen
+        self._buffer_mean = BufferMean()
+        self._stream: Stream | None = None
+        self._examples: dict[int, int] = {}
+        self._sampled = False  # whether a round has been sampled since the run began
+        self._check_settings()
 
-    def bind(self, strategy: MethodStrategy) -> None:
+    def _check_settings(self) -> None:
         """Refuse methods and settings that do not work with an unchanged client app."""
-        super().bind(strategy)
         method = self.method
         if not sends_plain_updates(method):
             raise BadInputError(
@@ -166,10 +154,6 @@ class WeightsExchange(Exchange):
         names = dict.fromkeys(("engine", "data", "model"), "flower")
         return Config.read({**known, **rates, **clients, **robust, **names, "rounds": rounds})
 
-    def population(self) -> int:
-        """Return the number of clients, or a number that is never reached."""
-        return self.clients or MANY
-
     def make_layout(self, arrays: ArrayRecord) -> Layout:
         """Return which arrays are parameters and how they map to a vector; the others are buffers."""
         self._sampled = False
@@ -185,7 +169,7 @@ class WeightsExchange(Exchange):
         groups = "convert the model with feddpc.models.to_groupnorm"
         if self.buffer_policy == "refuse":
             raise BadInputError(f"buffers = 'refuse', and array {names[0]!r} of the model is one: {groups}")
-        robust, max_norm = self.robust, self.strategy.bounds.max_norm
+        robust, max_norm = self.robust, self.bounds.max_norm
         bounds = {"rule": robust.rule != "mean", "screen": robust.screen, "max_norm": max_norm}
         if self.buffer_policy == "average" and (given := [name for name, value in bounds.items() if value]):
             raise BadInputError(
@@ -193,55 +177,57 @@ class WeightsExchange(Exchange):
                 f"{names[0]!r}, so that one client could set them at will. Use buffers = 'local', or {groups}"
             )
 
-    def set_buffers(self, arrays: ArrayRecord) -> None:
-        """Take the buffers of a model."""
+    def read_model(self, arrays: ArrayRecord) -> Tensor:
+        """Return a whole model as a vector, and take its buffers."""
+        w = super().read_model(arrays)
         if self.buffer_policy == "average":
             try:
-                read_buffers(self.strategy.layout, arrays)
+                read_buffers(self.layout, arrays)
             except RefusedError as error:
                 raise BadInputError(
                     f"buffer of the model: {error}; give a finite model, or buffers = 'local'"
                 ) from None
-        self.buffers = {name: arrays[name] for name in self.strategy.layout.buffers}
+        self.buffers = {name: arrays[name] for name in self.layout.buffers}
+        return w
 
-    def restore(self) -> None:
-        """Restore from a checkpoint which node is which client, and the buffers, if it has some."""
-        ids, table = self.state.clients.export()
+    def begin(self, arrays: ArrayRecord, num_rounds: int) -> None:
+        """Set the first model; a checkpoint also says which node is which client, and has the buffers."""
+        super().begin(arrays, num_rounds)
+        ids, table = self.now.clients.export()
         nodes = table["node"].tolist() if len(ids) else []
         self.client_of = {int(n) % (1 << 64): int(c) for c, n in zip(ids.tolist(), nodes, strict=True)}
         if self.buffer_policy == "average":
-            stored = {n: self.state.watched.get(_key(n)) for n in self.strategy.layout.buffers}
+            stored = {n: self.now.watched.get(_key(n)) for n in self.layout.buffers}
             self.buffers |= {n: Array(values.numpy()) for n, values in stored.items() if values is not None}
 
     # Every round.
 
     def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Sample nodes as Flower does and send them the model."""
-        strategy = self.strategy
-        if strategy.state is None:
-            strategy.begin(arrays, t)
+        if self.state is None:
+            self.begin(arrays, t)
         else:
-            strategy.set_model(arrays)
-        if strategy.fraction_train:
-            sample_nodes(grid, strategy.min_available_nodes, 0)  # wait for the nodes before a fraction is taken of them
+            self.set_model(arrays)
+        if self.fraction_train:
+            sample_nodes(grid, self.min_available_nodes, 0)  # wait for the nodes before a fraction is taken of them
         connected = list(grid.get_node_ids())
         self._number(connected)
         self._refuse_unknown_nodes(grid)
-        sent = list(FedAvg.configure_train(strategy, t, arrays, config, grid))
-        if not self._sampled and strategy.fraction_train:
+        sent = list(FedAvg.configure_train(self, t, arrays, config, grid))
+        if not self._sampled and self.fraction_train:
             self._refuse_small_sample(len(sent), len(connected))
         self._sampled = True
         return sent
 
     def receive(self, t: int, replies: Iterable[Message]) -> Received:
         """Screen the replies. If they arrive one by one, a streaming method takes each at once and forgets it."""
-        sent = self.strategy.sent
+        sent = self.sent
         sampled = [message.metadata.dst_node_id for message in sent]
         self._number(sampled)
         clients = {node: self.client_of[node] for node in sampled}
         # Flower hands over a list; a grid may hand over an iterator.
         arriving = self.streams and not isinstance(replies, list)
-        self._stream = Stream(self.method, self.state.server["delta"]) if arriving else None  # type: ignore[arg-type]
+        self._stream = Stream(self.method, self.now.server["delta"]) if arriving else None  # type: ignore[arg-type]
         self._buffer_mean, self._examples = BufferMean(), {}
         good, refused = screen_replies(replies, sent, clients, t, self._read)
         return Received(
@@ -250,7 +236,7 @@ class WeightsExchange(Exchange):
             refused=refused,
             dropped=set(clients.values()) - set(good) - {r.client for r in refused},
             uploads=list(good.values()),
-            expected=bool(self.strategy.fraction_train),
+            expected=bool(self.fraction_train),
         )
 
     def cohort(self, t: int, ids: Ints) -> Cohort:
@@ -265,13 +251,13 @@ class WeightsExchange(Exchange):
             steps=torch.full((len(ids),), torch.nan, dtype=torch.float64),
             client_lr=1.0,
             server_lr=self.server_lr,
-            slots=self.state.slots.read(ids),
+            slots=self.now.slots.read(ids),
             samples=torch.from_numpy(counts) if self.weighting == "samples" else None,
         )
 
     def rows(self, received: Received) -> Mapping[str, Rows]:
         """Return the updates; in a stream, each in the memory of the one before."""
-        w, layout, into = self.state.w, self.strategy.layout, self._workspace if self.streams else None
+        w, layout, into = self.now.w, self.layout, self._workspace if self.streams else None
         return {"delta": Rows(received.uploads, lambda reply: layout.update(w, only_record(reply, ArrayRecord), into))}
 
     def step(self, t: int, received: Received) -> StepOutcome:
@@ -280,7 +266,7 @@ class WeightsExchange(Exchange):
             return super().step(t, received)
         good = torch.ones(len(received.ids), dtype=torch.bool)
         step = self._stream.step(self.server_lr)
-        return StepOutcome(good, self.cohort(t, received.ids), step, self.state.watched)
+        return StepOutcome(good, self.cohort(t, received.ids), step, self.now.watched)
 
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Average the buffers and the metrics of the clients that count."""
@@ -289,37 +275,52 @@ class WeightsExchange(Exchange):
             for client, weight in zip(ids.tolist(), outcome.cohort.weights.tolist(), strict=True):
                 self._buffer_mean.add(self._read_buffers(replies[client]), weight)
         mean = self._buffer_mean
-        self.buffers |= mean.arrays(self.strategy.layout)
+        self.buffers |= mean.arrays(self.layout)
         kept = {_key(n): torch.from_numpy(np.array(self.buffers[n].numpy())) for n in mean.values}
-        self.state.watched = {**self.state.watched, **kept}  # so that a checkpoint has them
+        self.now.watched = {**self.now.watched, **kept}  # so that a checkpoint has them
         self._stream, self._buffer_mean = None, BufferMean()  # free their memory until the next round
-        usable, strategy = averageable([replies[client] for client in ids.tolist()]), self.strategy
-        return float("nan"), (strategy.train_metrics_aggr_fn(usable, strategy.weighted_by_key) or {}) if usable else {}
+        usable = averageable([replies[client] for client in ids.tolist()])
+        return float("nan"), (self.train_metrics_aggr_fn(usable, self.weighted_by_key) or {}) if usable else {}
 
-    def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Sample nodes as Flower does and send them the model."""
-        return list(FedAvg.configure_evaluate(self.strategy, t, arrays, config, grid))
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample nodes as Flower does and send them the model that the method's authors evaluate."""
+        t = self.offset + server_round
+        self.sent = list(FedAvg.configure_evaluate(self, t, self.evaluated(arrays), config, grid))
+        return self.sent
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average metrics as Flower does; a reply whose metrics cannot be averaged is left out."""
+
+        def read(_: int, content: RecordDict) -> RecordDict:
+            self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
+            return content
+
+        good, refused = screen_replies(replies, self.sent, None, self.offset + server_round, read)
+        self.pending += refused
+        usable = averageable(list(good.values()))
+        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
 
     @functools.cached_property
     def _workspace(self) -> Tensor:
         """Memory for one update, used for all: new memory costs as much time as the arithmetic."""
-        return torch.empty_like(self.state.w)
+        return torch.empty_like(self.now.w)
 
     def _read_buffers(self, reply: RecordDict) -> dict[str, Numbers]:
         if self.buffer_policy != "average":
             return {}
-        return read_buffers(self.strategy.layout, only_record(reply, ArrayRecord))
+        return read_buffers(self.layout, only_record(reply, ArrayRecord))
 
     def _read(self, client: int, content: RecordDict) -> RecordDict:
         """Check a reply; with a stream, the update and the buffers go there, and the arrays are forgotten."""
         if self.clients is not None and client >= self.clients:
             raise RefusedError(f"there are {self.clients} clients already: begin again with a larger population")
-        strategy = self.strategy
         arrays = only_record(content, ArrayRecord)
-        strategy.bounds.check("the update", strategy.layout.update(self.state.w, arrays, self._workspace))
-        examples = strategy.bounds.examples(only_record(content, MetricRecord).get(strategy.weighted_by_key))
+        self.bounds.check("the update", self.layout.update(self.now.w, arrays, self._workspace))
+        examples = self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
         buffers = self._read_buffers(content)
-        strategy.log_cast(arrays, strategy.layout.dtypes)
+        self.log_cast(arrays, self.layout.dtypes)
         self._examples[client] = examples
         if self._stream is None:
             return content
@@ -335,18 +336,18 @@ class WeightsExchange(Exchange):
         new = sorted(set(nodes) - self.client_of.keys())
         ids = np.arange(len(self.client_of), len(self.client_of) + len(new))
         self.client_of |= dict(zip(new, ids.tolist(), strict=True))
-        self.strategy.mark_accepted(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
+        self.mark_accepted(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
 
     def _refuse_small_sample(self, sampled: int, nodes: int) -> None:
         """Raise if fewer nodes are sampled than must answer."""
-        least, strategy = self.strategy.min_replies, self.strategy
+        least = self.min_replies
         if sampled >= least:
             return
         raised = f"fraction_train to at least {least / nodes:.3g} or min_train_nodes to {least}"
         more = raised if least <= nodes else f"the number of nodes to {least}"
         raise BadInputError(
             f"min_replies = {least}, but {sampled} of {nodes} nodes are sampled per round (fraction_train = "
-            f"{strategy.fraction_train}, min_train_nodes = {strategy.min_train_nodes}), so no round could count: lower "
+            f"{self.fraction_train}, min_train_nodes = {self.min_train_nodes}), so no round could count: lower "
             f"min_replies to at most {sampled}, or raise {more}"
         )
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
@@ -18,23 +18,21 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddpc import methods
 from feddpc._version import __version__
 from feddpc.checks import check_int, coerce
-from feddpc.config import Config, keys
-from feddpc.data import Dataset
-from feddpc.data.partition import Partition
-from feddpc.data.scaling import Scaler, make_scaler
+from feddpc.config import Config
 from feddpc.data.untrusted import Header, read_header
 from feddpc.errors import FeddpcError
 from feddpc.methods.base import Method, State
-from feddpc.methods.federated_data import FederatedData
 from feddpc.models.flat import Flat
-from feddpc.optimizers import ClientOptimizer, make_client_optimizer
-from feddpc.tasks import Classification
-from feddpc.tasks.network import NetworkTask
+from feddpc.own_functions import without_module
+from feddpc.tasks import TASKS
+from feddpc.tasks.losses import LOSSES
+from feddpc.tasks.measures import FUNCTIONS, MEASURES
+from feddpc.tasks.network import TRANSFORMS
 
 R = TypeVar("R", ArrayRecord, MetricRecord)
 #: The longest header of an array that is read.
@@ -43,6 +41,8 @@ HEADER = 1 << 12
 SPEC, REPLY, REFUSED = "orders", "reply", "refused"
 #: The record that says which one-time payload a client must have, and how a client says that it does not have it.
 SETUP, NO_SETUP = "setup", "this node does not have what the server hands out"
+#: The last round in which a client's reply counted, for a client none of whose replies has counted yet.
+NEVER = -1
 
 
 class RefusedError(FeddpcError):
@@ -116,7 +116,7 @@ def cast_note(arrays: Mapping[str, Array], dtypes: Mapping[str, str]) -> str | N
     return None
 
 
-def expect(record: Mapping[str, Array], names: Iterable[str], what: str, optional: Iterable[str] = ()) -> None:
+def expect(record: Mapping[str, Any], names: Iterable[str], what: str, optional: Iterable[str] = ()) -> None:
     """Refuse a record that does not have exactly these ``names``; it may have those that are ``optional``."""
     names, known = list(names), {*names, *optional}
     missing, extra = [n for n in names if n not in record], [n for n in record if n not in known]
@@ -128,10 +128,31 @@ def expect(record: Mapping[str, Array], names: Iterable[str], what: str, optiona
         )
 
 
-def layout_tag(shapes: Mapping[str, Iterable[int]]) -> str:
-    """Return a short name for a model's parameters: their names, order and shapes."""
+def layout_tag(shapes: Mapping[str, Iterable[int]], frozen: Mapping[str, Tensor] | None = None) -> str:
+    """Return a short name for a model: for names, order and shapes of what is trained, and for what is frozen.
+
+    Frozen parameters do not travel, so a second part of the name says which values they have.
+
+    >>> layout_tag({"a": (2,)}) == layout_tag({"a": (2,)}, {})
+    True
+    >>> one, other = (layout_tag({"a": (2,)}, {"base": torch.full((3,), value)}) for value in (0.0, 1.0))
+    >>> one == other, one.partition("+")[0] == layout_tag({"a": (2,)})
+    (False, True)
+    """
     text = ";".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    tag = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    if not frozen:
+        return tag
+    values = hashlib.blake2b(digest_size=8)
+    for name, value in frozen.items():
+        values.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        values.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return f"{tag}+{values.hexdigest()}"
+
+
+def model_tag(flat: Flat) -> str:
+    """Return the short name of a network in the experiment's precision."""
+    return layout_tag(dict(zip(flat.names, flat.shapes, strict=True)), flat.frozen())
 
 
 def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
@@ -162,6 +183,11 @@ def only_record(content: RecordDict, kind: type[R]) -> R:
 
 #: Limits that protect a node from a server that asks for too much work or memory.
 MOST_EPOCHS, MOST_SAMPLES, MOST_CLASSES = 1000, 10**8, 10**6
+#: Keys of the configuration that clients must know.
+CLIENT_KEYS = (
+    *("method", "hyper", "seed", "clients", "batch_size", "epochs", "lr", "scaling", "augment", "precision"),
+    *("client_optimizer", "client_optimizer_options", "clip_norm", "task", "loss", "metrics", "transform"),
+)
 
 
 @dataclass(frozen=True)
@@ -169,34 +195,17 @@ class ExperimentSpec:
     """What a client must know about the experiment. Every message carries it, and a client refuses another one."""
 
     version: str
-    method: str
-    hyper: str  #: as JSON
-    layout: str  #: of the model's parameters
-    seed: int
-    clients: int
-    samples: int  #: of all clients and the server together
+    layout: str  #: of the model, see `layout_tag`
+    target: str  #: what the targets are: classes, floats, multihot or tokens
     classes: int
-    batch_size: int
-    epochs: int
-    lr: float
-    scaling: str
-    augment: bool
-    precision: str
-    optimizer: str  #: the clients' optimizer and its options, as JSON
+    settings: str  #: the keys of the configuration that clients must know, as JSON
 
     @classmethod
-    def of(cls, config: Config, method: Method, flat: Flat, classes: int, samples: int) -> ExperimentSpec:
-        """Return the specification of a configuration."""
-        return cls(
-            version=__version__,
-            method=method.name,
-            hyper=hyper_text(method),
-            layout=layout_tag(dict(zip(flat.names, flat.shapes, strict=True))),
-            samples=samples,
-            classes=classes,
-            optimizer=_optimizer_text(config),
-            **{name: getattr(config, name) for name in shared_keys()} | {"batch_size": config.batch_size or 1},
-        )
+    def of(cls, config: Config, layout: str, target: str, classes: int) -> ExperimentSpec:
+        """Return the specification of a configuration; code of the user's own is named without its module."""
+        settings = {key: getattr(config, key) for key in CLIENT_KEYS if getattr(config, key) is not None}
+        settings |= {name: code_name(settings[name]) for name in known_code()}
+        return cls(__version__, layout, target, classes, json.dumps(settings, sort_keys=True))
 
     def record(self) -> ConfigRecord:
         """Return the record for a message."""
@@ -217,111 +226,76 @@ class ExperimentSpec:
             raise RefusedError(
                 f"the message's experiment lacks {sorted(wanted - set(found))} and has {sorted(set(found) - wanted)}"
             )
-        return cls(**_checked(dict(found)))
+        check_int("classes", found["classes"], 1, MOST_CLASSES)
+        for name in ("layout", "target", "settings"):
+            coerce(name, found[name], str)
+        spec = cls(**found)  # type: ignore[arg-type]
+        check_int("epochs", spec.config.epochs, 1, MOST_EPOCHS)
+        return spec
 
-    @property
+    @functools.cached_property
+    def config(self) -> Config:
+        """What a client needs of the configuration; refused if it makes no sense."""
+        try:
+            found = json.loads(self.settings)
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"the settings {self.settings[:80]!r} cannot be read: {error}") from None
+        if not isinstance(found, dict):
+            raise RefusedError(f"the settings are {self.settings[:80]!r}, not names with values")
+        expect(found, (), "the table of settings", CLIENT_KEYS)
+        return Config.read({"batch_size": 1, **found, "cohort": 1})
+
+    @functools.cached_property
     def tag(self) -> str:
         """A short name for this experiment; equal experiments have equal names."""
         return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=8).hexdigest()
 
     def build(self, own: Method | None) -> Method:
         """Return the method; ``own`` is the only one that this node takes part in, if it has one."""
+        name, hyper = self.config.method, self.config.hyper
         if own is not None:
-            if (own.name, hyper_text(own)) != (self.method, self.hyper):
+            if own.name != name or json.dumps(own.hyper(), sort_keys=True) != json.dumps(hyper, sort_keys=True):
                 raise RefusedError(
-                    f"the server runs {self.method} with {self.hyper}, this node was set up for {own.name} with "
-                    f"{hyper_text(own)}: use the same method on both"
+                    f"the server runs {name} with {json.dumps(hyper)}, this node was set up for {own.name} with "
+                    f"{json.dumps(own.hyper())}: use the same method on both"
                 )
             return own
-        if self.method not in methods.names():  # not a path: a server must not choose what a node loads
-            raise RefusedError(f"this node knows no method {self.method!r}: give it to client_app(method=...)")
-        return methods.create(self.method, **hyper_of(self.hyper))
+        if name not in methods.names():  # not a path: a server must not choose what a node loads
+            raise RefusedError(f"this node knows no method {name!r}: give it to client_app(method=...)")
+        return methods.create(name, **hyper)
 
-    @property
-    def client_optimizer(self) -> ClientOptimizer:
-        """How this client makes local steps."""
-        options = hyper_of(self.optimizer)
-        name, clip_norm = str(options.pop("name", "")), options.pop("clip_norm", None)
-        return make_client_optimizer(name, options, clip_norm)
+    def check_code(self, own: Mapping[str, str]) -> None:
+        """Refuse a task, loss, transform or metric that is neither part of the library nor the one this node has.
 
-    def task(
-        self, network: nn.Module, data: Dataset, scaler: Scaler | None, device: str = "cpu", shift: int = 0
-    ) -> NetworkTask:
-        """Return ``network`` on ``data``; without a ``scaler``, samples are scaled as the experiment says."""
-        auto = "half" if data.is_image else "none"
-        return Classification(
-            network,
-            data,
-            scaler or make_scaler(auto if self.scaling == "auto" else self.scaling, data),
-            device=device,
-            dtype=dtype_of(self.precision),
-            half=self.precision == "bf16",
-            shift=shift,
-        )
-
-    def federated_data(self, data: Dataset, partition: Partition, reserve: NDArray[np.int64]) -> FederatedData:
-        """Return what one party knows of the data: its own samples, and none of the others'."""
-        return FederatedData(
-            data=data,
-            partition=partition,
-            seed=self.seed,
-            client_lr=self.lr,
-            batch_size=self.batch_size,
-            device=torch.device("cpu"),
-            reserve=reserve,
-        )
+        ``own`` says what this node was given. A server must not choose which file a node loads.
+        """
+        for name, known in known_code().items():
+            wanted = getattr(self.config, name)
+            if name in own and wanted != code_name(own[name]) and (wanted or name != "metrics"):
+                raise RefusedError(
+                    f"the server's {name} is {wanted[:80]!r}, this node was set up for {own[name]!r}: use the same "
+                    "on both"
+                )
+            if name not in own and (missing := [part for part in wanted.split(",") if part not in known]):
+                raise RefusedError(
+                    f"this node knows no {name} {missing[0][:80]!r}: give it to client_app({name}=...), the same code "
+                    "as to the server"
+                )
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """Return the type of the model's numbers."""
-    return torch.float64 if precision == "float64" else torch.float32
-
-
-@functools.cache
-def shared_keys() -> tuple[str, ...]:
-    """Return the keys that a specification shares with a configuration, apart from the method.
-
-    >>> shared_keys()
-    ('seed', 'clients', 'batch_size', 'epochs', 'lr', 'scaling', 'augment', 'precision')
-    """
-    return tuple(f.name for f in fields(ExperimentSpec) if f.name in keys() and keys()[f.name].group != "method")
-
-
-def _checked(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a specification after checking their types and limits."""
-    config = Config.read({name: found[name] for name in shared_keys()} | {"cohort": 1})
-    texts = {name: coerce(name, found[name], str) for name in ("version", "method", "hyper", "layout", "optimizer")}
+def known_code() -> dict[str, Container[str]]:
+    """Return which tasks, losses, metrics and transforms have names that both ends know."""
     return {
-        **texts,
-        **{name: getattr(config, name) for name in shared_keys()},
-        "batch_size": check_int("batch_size", config.batch_size, 1),
-        "epochs": check_int("epochs", config.epochs, 1, MOST_EPOCHS),
-        "samples": check_int("samples", found["samples"], 0, MOST_SAMPLES),
-        "classes": check_int("classes", found["classes"], 1, MOST_CLASSES),
+        "task": TASKS.entries,
+        "loss": {"auto", *LOSSES.entries},
+        "metrics": {"", *MEASURES, *FUNCTIONS.entries},
+        "transform": {"", *TRANSFORMS.entries},
     }
 
 
-def hyper_of(text: str) -> dict[str, Any]:
-    """Return hyper-parameters that :func:`hyper_text` wrote, or refuse them."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"the hyper-parameters {text[:80]!r} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise RefusedError(f"the hyper-parameters are {text[:80]!r}, not names with values")
-    return found
-
-
-def _optimizer_text(config: Config) -> str:
-    """Return the clients' optimizer as JSON."""
-    clip = {} if config.clip_norm is None else {"clip_norm": config.clip_norm}
-    options = {"name": config.client_optimizer, **config.client_optimizer_options, **clip}
-    return json.dumps(options, sort_keys=True)
-
-
-def hyper_text(method: Method) -> str:
-    """Return a method's hyper-parameters as JSON."""
-    return json.dumps(method.hyper(), sort_keys=True)
+def code_name(names: str) -> str:
+    """Return names, separated by commas, as both ends know them: code of the user's own without its module."""
+    return ",".join(without_module(name.strip()) for name in names.split(","))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The Flower strategy: a method's server half, screening of replies, and a checkpoint after every round.
 
-There is one strategy class. How it exchanges messages with clients is an :class:`Exchange`: with an unchanged client
-app (``dropin.py``), with ``feddpc.flower.client_app`` (``exchange.py``), or under secure aggregation (``secure/``).
+Subclasses exchange messages with clients: with an unchanged client app (``dropin.py``), with
+``feddpc.flower.client_app`` (``client_app_strategy.py``), or under secure aggregation (``secure/``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
@@ -29,17 +29,21 @@ from torch import Tensor
 from feddpc.checks import check_int
 from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.flower import rounds
+from feddpc.flower.client_registry import Ints
 from feddpc.flower.layout import Layout
-from feddpc.flower.messages import Rows, cast_note, only_record, unpack
-from feddpc.flower.rounds import Ints, Policies, RoundRecord, RunState, StepOutcome
-from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, averageable, describe_void_round, screen_replies
+from feddpc.flower.messages import NEVER, Rows, cast_note, unpack
+from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, describe_void_round
 from feddpc.methods.base import Cohort, Method, State
+from feddpc.policies import Policies
+from feddpc.round.client_table import ClientTable
+from feddpc.round.round import RoundRecord
+from feddpc.round.server_step import StepOutcome, server_step
+from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.append_log import AppendLog
 from feddpc.runs.record import RunFolder, environment, is_run, line, summarize
-from feddpc.runs.runner import fingerprint, reopen
-from feddpc.tasks.metrics import CLASSIFICATION, named
+from feddpc.runs.runner import BestModel, fingerprint, reopen
+from feddpc.tasks.metrics import CLASSIFICATION, Metric, named
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 #: The file of a run folder that lists the replies that did not count.
@@ -58,34 +62,141 @@ class Received:
     expected: bool = True  #: whether a round without replies is an error, and not a draw of no clients
     void: str | None = None  #: why the round does not count, if that is known already
     faults: dict[str, list[int]] = field(default_factory=dict)  #: simulated faults, and the clients that had them
-    notes: dict[str, float] = field(default_factory=dict)  #: what the exchange reports about the round
+    notes: dict[str, float] = field(default_factory=dict)  #: what else is reported about the round
 
     def refuse(self, t: int, clients: Ints, reason: str) -> None:
         """List replies of round ``t`` that could be read, but do not count."""
         self.refused += [Refusal(t, self.nodes.get(client, 0), client, reason) for client in clients.tolist()]
 
 
-class Exchange(ABC):
-    """How a strategy and its clients exchange messages: whom it invites, what it sends, how it reads replies."""
+class MethodStrategy(FedAvg):
+    """A Flower strategy with the server half of ``method``.
 
-    strategy: MethodStrategy
+    Args:
+        method: the method.
+        bounds: what a reply may say.
+        min_replies: number of usable replies that a round needs to count. With fewer the round is void: the model and
+            the memories of clients stay, and the method's ``on_empty_round`` is called.
+        max_void_rounds: number of void rounds in a row that ends a run.
+        folder: where records and, after every round, a checkpoint go; a run that is there is continued.
+        flower: arguments of Flower's own ``FedAvg``: sampling, evaluation, names of records.
+    """
+
+    population: int  #: how many clients there are
     policies = Policies()
     reports_empty_rounds = True  #: whether a round without invited clients has metrics; in Flower's FedAvg it has none
-    buffers: Mapping[str, Array] = {}  #: arrays of the model that are not trained
+    metrics: tuple[Metric, ...] = CLASSIFICATION  #: what an evaluation measures, the primary one first
+    judged_on = "test"  #: the samples of the server that say which round is best: test or validation
 
-    def bind(self, strategy: MethodStrategy) -> None:
-        """Learn which strategy this exchange works for."""
-        self.strategy = strategy
+    def __init__(
+        self,
+        method: Method,
+        *,
+        bounds: Bounds,
+        min_replies: int,
+        max_void_rounds: int,
+        folder: str | Path | None,
+        **flower: Any,
+    ) -> None:
+        super().__init__(**flower)
+        self.method, self.bounds = method, bounds
+        self.min_replies = check_int("min_replies", min_replies, 1)
+        self.max_void_rounds = check_int("max_void_rounds", max_void_rounds, 1)
+        self.folder = Path(folder) if folder is not None else None
+        self.records: list[RoundRecord] = []  #: of the rounds of this process
+        self.refusals: list[Refusal] = []  #: every reply that did not count, with its node and the reason
+        self.pending: list[Refusal] = []  #: those of evaluations and before round 1, for the next record
+        self.buffers: dict[str, Array] = {}  #: arrays of the model that are not trained
+        self.state: RunState | None = None
+        self._layout: Layout | None = None
+        self._run: RunFolder | None = None
+        self._refusal_log: AppendLog | None = None
+        self._past: list[dict[str, Any]] = []  # records of rounds before a restart
+        self.offset = self.last_round = 0  #: rounds before this process, and the round with which the run ends
+        self._arrays = ArrayRecord()
+        self._best: BestModel | None = None
+        self._void: list[str] = []  # the void rounds since the last one that counted, with their reasons
+        self._cast_logged = False
+        self.sent: list[Message] = []
+        self._began = 0.0
 
-    @property
-    def method(self) -> Method:
-        """The method."""
-        return self.strategy.method
+    # Flower's interface.
 
-    @property
-    def state(self) -> RunState:
-        """The state of the run."""
-        return self.strategy.now
+    def summary(self) -> None:
+        """Log the settings. Flower's wrappers call this first."""
+        refuse_privacy_wrappers(self)
+        super().summary()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run up to round ``num_rounds``, from round 1 or from the last checkpoint in ``folder``."""
+        try:
+            self.check_rounds(num_rounds)
+            self.enroll(grid, timeout)
+            self.begin(initial_arrays, num_rounds)
+            self.prepare(grid)
+            if self.describe(num_rounds).keep == "best":
+                self._best = BestModel(self.metrics[0], self.judged_on, self.method, self.now, self._past)
+            done = self.offset = self.now.round
+            shifted = None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, self.evaluated(arrays))
+            result = super().start(
+                grid, self.arrays(), num_rounds - done, timeout, train_config, evaluate_config, shifted
+            )
+            result.arrays = self._arrays if self.now.best is None else self.layout.record(self.now.best, self.buffers)
+            for t, measured in self._measured(done).items():
+                theirs = result.evaluate_metrics_serverapp.get(t, MetricRecord())
+                result.evaluate_metrics_serverapp[t] = MetricRecord({**measured, **theirs})
+            for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+                setattr(result, name, {t + done: metrics for t, metrics in getattr(result, name).items()})
+            self._finish(num_rounds)
+        finally:
+            if self._run is not None:
+                self._run.close()
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Invite the clients of the round and send them the model."""
+        self._began = time.perf_counter()
+        refuse_privacy_wrappers(self)
+        self.sent = self.invite(self.offset + server_round, arrays, config, grid)
+        return self.sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen the replies, let the method's server rule move the model, and record the round."""
+        t = self.offset + server_round
+        received = self.receive(t, replies)
+        void = self._void_reason(t, received)
+        outcome = self.step(t, received)
+        kept = outcome.kept.numpy()
+        reason = "its update is much longer than usual, or the rule did not choose it"
+        if len(kept) and outcome.step is None:
+            void = reason = f"fewer than {self.min_replies} updates are within the bound on norms"
+        received.refuse(t, received.ids[~kept], reason)
+        ids = received.ids[kept]
+        loss, metrics = self.summarize(received, ids, outcome) if len(ids) else (float("nan"), {})
+        notes = self.now.apply(self.method, outcome, ids) | received.notes
+        self.mark_accepted(t, ids, received.nodes)
+        record = self._record_round(t, ids, received, void, loss, notes)
+        if void or not (len(ids) or self.reports_empty_rounds):
+            return None, None
+        return self.arrays(), MetricRecord({**metrics, "replies": len(ids), **record.notes})
+
+    def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
+        """Make one message per node; its group is the round, which Flower copies into every reply."""
+        group = str(record[self.configrecord_key]["server-round"])
+        return [Message(record, node, message_type, group_id=group) for node in node_ids]
 
     # Before the first round.
 
@@ -93,21 +204,17 @@ class Exchange(ABC):
     def describe(self, rounds: int) -> Config:
         """Return the configuration that a run folder shows."""
 
-    @abstractmethod
-    def population(self) -> int:
-        """Return the number of clients."""
-
     def initial_arrays(self) -> ArrayRecord:
-        """Return the first model, if the exchange knows it."""
+        """Return the first model, if the strategy knows it."""
         raise BadInputError("this strategy does not know the model: give start() the arrays of the first one")
 
-    def enroll(self, grid: Grid, timeout: float) -> None:  # noqa: B027
+    def enroll(self, grid: Grid, timeout: float) -> None:
         """Find out which clients are connected, before any file is read or written."""
 
-    def check_rounds(self, rounds: int) -> None:  # noqa: B027
+    def check_rounds(self, rounds: int) -> None:
         """Raise if what was set up counts on another number of rounds."""
 
-    def prepare(self, grid: Grid) -> None:  # noqa: B027
+    def prepare(self, grid: Grid) -> None:
         """Do what has to be done before the first round of this process."""
 
     def run_notes(self) -> dict[str, dict[str, Any]]:
@@ -118,11 +225,13 @@ class Exchange(ABC):
         """Return how the first model's arrays map to its vector."""
         return Layout(arrays)
 
-    def set_buffers(self, arrays: ArrayRecord) -> None:  # noqa: B027
-        """Take the buffers of a model from outside."""
+    def model_tag(self) -> str:
+        """Return a short name for the model: a run is continued only with the same one."""
+        return self.layout.tag
 
-    def restore(self) -> None:  # noqa: B027
-        """Restore what the exchange itself remembers from the state of a resumed run."""
+    def whole_model(self, w: Tensor) -> State:
+        """Return all that the file of a model holds."""
+        return unpack(self.layout.record(w, self.buffers))
 
     # Every round.
 
@@ -156,168 +265,22 @@ class Exchange(ABC):
     def step(self, t: int, received: Received) -> StepOutcome:
         """Return the server's step; without clients, that of an empty round."""
         uploads = self.stack(received) if len(received.ids) else {}
-        cohort, least = self.cohort(t, received.ids), self.strategy.min_replies
-        return rounds.server_step(self.method, self.state, uploads, cohort, self.policies, least)
+        state, cohort, policies = self.now, self.cohort(t, received.ids), self.policies
+        outcome = server_step(
+            self.method, state.w, state.server, uploads, cohort, policies, state.watched, minimum=self.min_replies
+        )
+        state.watched = outcome.watched
+        if policies.faults is not None and outcome.step is not None and len(outcome.kept):
+            state.watched = policies.faults.saw(outcome.step.update, state.watched)
+        return outcome
 
     @abstractmethod
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Return training loss and metrics of a round in which clients ``ids`` count, before the model moves."""
 
-    def evaluate(self, w: Tensor) -> dict[str, float]:
-        """Return the metrics of a model on the server's test set by name; nothing where it has none."""
-        return {}
-
-    @abstractmethod
-    def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Return the messages that ask clients to evaluate the model."""
-
-
-class MethodStrategy(FedAvg):
-    """A Flower strategy with the server half of ``method``.
-
-    Args:
-        method: the method.
-        exchange: how messages are exchanged with the clients.
-        bounds: what a reply may say.
-        min_replies: number of usable replies that a round needs to count. With fewer the round is void: the model and
-            the memories of clients stay, and the method's ``on_empty_round`` is called.
-        max_void_rounds: number of void rounds in a row that ends a run.
-        folder: where records and, after every round, a checkpoint go; a run that is there is continued.
-        flower: arguments of Flower's own ``FedAvg``: sampling, evaluation, names of records.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        exchange: Exchange,
-        *,
-        bounds: Bounds,
-        min_replies: int,
-        max_void_rounds: int,
-        folder: str | Path | None,
-        flower: dict[str, Any],
-    ) -> None:
-        super().__init__(**flower)
-        self.method, self.bounds = method, bounds
-        self.min_replies = check_int("min_replies", min_replies, 1)
-        self.max_void_rounds = check_int("max_void_rounds", max_void_rounds, 1)
-        self.folder = Path(folder) if folder is not None else None
-        self.records: list[RoundRecord] = []  #: of the rounds of this process
-        self.refusals: list[Refusal] = []  #: every reply that did not count, with its node and the reason
-        self.pending: list[Refusal] = []  #: those of evaluations and before round 1, for the next record
-        self.state: RunState | None = None
-        self._layout: Layout | None = None
-        self._run: RunFolder | None = None
-        self._refusal_log: AppendLog | None = None
-        self._past: list[dict[str, Any]] = []  # records of rounds before a restart
-        self._offset = 0
-        self._arrays = ArrayRecord()
-        self._void: list[str] = []  # the void rounds since the last one that counted, with their reasons
-        self._cast_logged = False
-        self.sent: list[Message] = []
-        self._began = 0.0
-        self.use(exchange)
-
-    def use(self, exchange: Exchange) -> None:
-        """Exchange messages in this way from now on."""
-        self.exchange = exchange
-        exchange.bind(self)
-
-    # Flower's interface.
-
-    def summary(self) -> None:
-        """Log the settings. Flower's wrappers call this first."""
-        refuse_privacy_wrappers(self)
-        super().summary()
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run up to round ``num_rounds``, from round 1 or from the last checkpoint in ``folder``."""
-        try:
-            self.exchange.check_rounds(num_rounds)
-            self.exchange.enroll(grid, timeout)
-            self.begin(initial_arrays, num_rounds)
-            self.exchange.prepare(grid)
-            done = self._offset = self.now.round
-            shifted = None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, self.evaluated(arrays))
-            result = super().start(
-                grid, self.arrays(), num_rounds - done, timeout, train_config, evaluate_config, shifted
-            )
-            result.arrays = self._arrays
-            for t, measured in self._measured(done).items():
-                theirs = result.evaluate_metrics_serverapp.get(t, MetricRecord())
-                result.evaluate_metrics_serverapp[t] = MetricRecord({**measured, **theirs})
-            for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-                setattr(result, name, {t + done: metrics for t, metrics in getattr(result, name).items()})
-            self._finish(num_rounds)
-        finally:
-            if self._run is not None:
-                self._run.close()
-        return result
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Invite the clients of the round and send them the model."""
-        self._began = time.perf_counter()
-        refuse_privacy_wrappers(self)
-        self.sent = self.exchange.invite(self._offset + server_round, arrays, config, grid)
-        return self.sent
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen the replies, let the method's server rule move the model, and record the round."""
-        t = self._offset + server_round
-        received = self.exchange.receive(t, replies)
-        void = self._void_reason(t, received)
-        outcome = self.exchange.step(t, received)
-        kept = outcome.kept.numpy()
-        reason = "its update is much longer than usual, or the rule did not choose it"
-        if len(kept) and outcome.step is None:
-            void = reason = f"fewer than {self.min_replies} updates are within the bound on norms"
-        received.refuse(t, received.ids[~kept], reason)
-        ids = received.ids[kept]
-        loss, metrics = self.exchange.summarize(received, ids, outcome) if len(ids) else (float("nan"), {})
-        notes = self.now.apply(self.method, outcome, ids) | received.notes
-        self.mark_accepted(t, ids, received.nodes)
-        record = self._record_round(t, ids, received, void, loss, notes)
-        if void or not (len(ids) or self.exchange.reports_empty_rounds):
-            return None, None
-        return self.arrays(), MetricRecord({**metrics, "replies": len(ids), **record.notes})
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask clients to evaluate the model that the method's authors evaluate."""
-        self.sent = self.exchange.invite_evaluation(self._offset + server_round, self.evaluated(arrays), config, grid)
-        return self.sent
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average what clients measured; each reply is screened on its own."""
-        t = self._offset + server_round
-
-        def read(_: int, content: RecordDict) -> RecordDict:
-            self.bounds.examples(only_record(content, MetricRecord).get(self.weighted_by_key))
-            return content
-
-        good, refused = screen_replies(replies, self.sent, None, t, read)
-        self.pending += refused
-        usable = averageable(list(good.values()))
-        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
-
-    def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
-        """Make one message per node; its group is the round, which Flower copies into every reply."""
-        group = str(record[self.configrecord_key]["server-round"])
-        return [Message(record, node, message_type, group_id=group) for node in node_ids]
+    def evaluate(self, t: int, w: Tensor) -> dict[str, float | None]:
+        """Return the metrics of the model after round ``t`` as a record names them, None where none was measured."""
+        return named("test", self.metrics, {})
 
     # The model and the run.
 
@@ -333,58 +296,55 @@ class MethodStrategy(FedAvg):
         assert self._layout is not None, "the strategy has not begun"
         return self._layout
 
-    def initial_arrays(self) -> ArrayRecord:
-        """Return the first model, for ``start``."""
-        return self.exchange.initial_arrays()
-
     def arrays(self) -> ArrayRecord:
         """Return the present model as Flower's arrays."""
-        self._arrays = self.layout.record(self.now.w, self.exchange.buffers)
+        self._arrays = self.layout.record(self.now.w, self.buffers)
         return self._arrays
 
     def evaluated(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the model to evaluate, which for some methods is another than the one that is trained."""
         w = self.method.evaluated(self.now.w, self.now.server)
-        return arrays if w is self.now.w else self.layout.record(w, self.exchange.buffers)
+        return arrays if w is self.now.w else self.layout.record(w, self.buffers)
 
     def begin(self, arrays: ArrayRecord, num_rounds: int) -> None:
         """Set the first model, or take the state from ``folder`` if a run is there."""
         self.records, self.refusals, self._past = [], [], []
+        self.last_round = num_rounds
         self._void, self._cast_logged = [], False
-        self._layout = self.exchange.make_layout(arrays)
-        self.reset(self._read_model(arrays))
+        self._layout = self.make_layout(arrays)
+        self.reset(self.read_model(arrays))
         self._arrays = arrays
         if self.folder is not None:
             self._open_folder(self.folder, num_rounds)
-        self.exchange.restore()
 
     def set_model(self, arrays: ArrayRecord) -> None:
         """Take a model from outside, if it is another one; the method's state stays."""
         if arrays is not self._arrays:
-            self.now.w, self._arrays = self._read_model(arrays), arrays
+            self.now.w, self._arrays = self.read_model(arrays), arrays
 
     def reset(self, w: Tensor) -> None:
-        """Set the state before round 1, with the model ``w``."""
-        self.state = rounds.begin_run(self.method, w, self.exchange.population(), self.exchange.policies)
+        """Set the state before round 1, with the model ``w``. Per client: its node, and the last round that counted."""
+        self.state = RunState.begin(self.method, w, self.population, optimizer=self.policies.optimizer)
+        fresh = {"node": torch.zeros((), dtype=torch.int64), "accepted": torch.full((), NEVER)}
+        self.state.clients = ClientTable(lambda: fresh, "the server's record of a client", self.population)
 
-    def _read_model(self, arrays: ArrayRecord) -> Tensor:
+    def read_model(self, arrays: ArrayRecord) -> Tensor:
         """Return a whole model, not an update, as a vector; refuse one that is not finite."""
         w = self.layout.vector(arrays)
         for name, (a, b) in self.layout.spans.items():
             if not bool(w[a:b].isfinite().all()):
                 raise BadInputError(f"array {name!r} of the model is not finite: start from finite weights")
-        self.exchange.set_buffers(arrays)
         return w
 
     def _open_folder(self, folder: Path, num_rounds: int) -> None:
-        config, about = self.exchange.describe(num_rounds), {"model": self.layout.tag}
+        config, about = self.describe(num_rounds), {"model": self.model_tag()}
         if is_run(folder):
             self._run, self._past, _ = reopen(folder, config, self.now, about)
             log(INFO, "continuing %s after round %d", folder, self.now.round)
         else:
             self._run = RunFolder.create(folder)
-            self._run.note("environment", environment("flower", {}, "cpu", fingerprint(about, config)))
-            for name, note in self.exchange.run_notes().items():
+            self._run.note("environment", environment("flower", {}, "cpu", fingerprint(about, config), self.metrics))
+            for name, note in self.run_notes().items():
                 self._run.note(name, note)
             self._run.begin(config)
         self._refusal_log = self._run.lines(REFUSALS)
@@ -400,9 +360,14 @@ class MethodStrategy(FedAvg):
 
     # The end of a round.
 
-    def mark_accepted(self, t: int, ids: Ints, nodes: Mapping[int, int]) -> None:
-        """Store that the replies of clients ``ids`` counted in round ``t``; clients learn it with the next message."""
-        of = np.array([nodes[int(client)] for client in ids], np.uint64).view(np.int64)  # torch stores signed numbers
+    def mark_accepted(self, t: int, ids: Ints, nodes: Mapping[int, int] | None = None) -> None:
+        """Store that the replies of clients ``ids`` counted in round ``t``; clients learn it with the next message.
+
+        ``nodes`` are those of the clients, where they are known.
+        """
+        of = np.zeros(len(ids), np.int64)
+        if nodes is not None:  # torch stores signed numbers
+            of = np.array([nodes[int(client)] for client in ids], np.uint64).view(np.int64)
         self.now.clients.write(ids, {"node": torch.from_numpy(of), "accepted": torch.full((len(ids),), t)})
 
     def log_cast(self, arrays: ArrayRecord, dtypes: Mapping[str, str]) -> None:
@@ -443,10 +408,9 @@ class MethodStrategy(FedAvg):
         refused, self.pending = self.pending + refused, []
         self.refusals += refused
         self.now.round = t
-        measured = self.exchange.evaluate(self.method.evaluated(self.now.w, self.now.server))
         record = RoundRecord(
             round=t,
-            metrics=named("test", CLASSIFICATION, measured),
+            metrics=self.evaluate(t, self.method.evaluated(self.now.w, self.now.server)),
             train_loss=loss,
             seconds=time.perf_counter() - self._began,
             participants=ids.tolist(),
@@ -456,6 +420,8 @@ class MethodStrategy(FedAvg):
             faults=received.faults,
         )
         self.records.append(record)
+        if self._best is not None:
+            self._best.see(json.loads(line(record)), record.diverged)
         if self._run is not None:
             self._run.append(record)
             self._run.records.sync()
@@ -494,8 +460,12 @@ class MethodStrategy(FedAvg):
         if last:
             self._save(self._run, last)
         records = self._past + [json.loads(line(record)) for record in self.records]
-        checkpoint.save_model(self._run.path / "model.safetensors", unpack(self.arrays()))
-        self._run.finish(summarize(self.exchange.describe(num_rounds), records, "finished", None))
+        summary = summarize(self.describe(num_rounds), records, "finished", None, self.metrics)
+        kept = self.method.evaluated(self.now.w, self.now.server)
+        if self._best is not None and self.now.best is not None:
+            kept, summary["model_round"] = self.now.best, self._best.round
+        checkpoint.save_model(self._run.path / "model.safetensors", self.whole_model(kept))
+        self._run.finish(summary)
 
 
 #: What Flower's privacy wrappers call on the strategy that they wrap, before any client trains.

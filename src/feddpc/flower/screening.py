@@ -23,6 +23,8 @@ from feddpc.methods.base import State
 T = TypeVar("T")
 #: How many characters of a text from another node are kept.
 SHORT = 500
+#: By how much the largest number of a type exceeds what a reply may state, so that sums over clients stay finite.
+ROOM = 2.0**20
 #: How many reasons of a void round, and names of nodes per reason, an error lists.
 LISTED = 20
 
@@ -81,6 +83,19 @@ class Bounds:
         if not (1 <= number <= self.max_examples and number == int(number)):
             raise RefusedError(f"it counts {count!r} examples: a whole number from 1 to {self.max_examples} is needed")
         return int(number)
+
+
+def check_number(name: str, value: object, dtype: torch.dtype) -> float:
+    """Return a loss or a metric that a reply states, or refuse it; sums over many clients have the type ``dtype``.
+
+    >>> check_number("loss", float("nan"), torch.float32)
+    Traceback (most recent call last):
+    feddpc.flower.messages.RefusedError: its loss is nan, not a number of at most 3e+32
+    """
+    most = torch.finfo(dtype).max / ROOM
+    if not isinstance(value, float) or not abs(value) <= most:
+        raise RefusedError(f"its {name} is {value!r}, not a number of at most {most:.0e}")
+    return value
 
 
 def screen_replies(

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import numpy as np
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from feddpc import methods
-from feddpc.build import adapt_module
+from feddpc.build import (
+    TaskParts,
+    check_method,
+    load_code,
+    resolve_task,
+    task_class,
+)
 from feddpc.config import Config, execution_keys, keys, may_change, option_tables
 from feddpc.data import Dataset
-from feddpc.data.partition import Partition
+from feddpc.data.array_checks import Target
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
-from feddpc.flower.exchange import ClientAppExchange
-from feddpc.flower.messages import ExperimentSpec, dtype_of
-from feddpc.flower.method_strategy import MethodStrategy
+from feddpc.flower.assets import Reserve, ServerAssets
+from feddpc.flower.client_app_strategy import ClientAppStrategy
 from feddpc.flower.screening import Bounds
-from feddpc.methods.base import Method, State
-from feddpc.methods.federated_data import FederatedData
-from feddpc.methods.local_steps import check_local_steps
-from feddpc.models import check_supported
-from feddpc.models.flat import Flat
-from feddpc.policies import client_optimizer, resolve_policies
-from feddpc.privacy.mechanism import check
+from feddpc.methods.base import Method
+from feddpc.policies import resolve_policies
+from feddpc.tasks import TASKS
+from feddpc.tasks.losses import LOSSES
+from feddpc.tasks.measures import MEASURES
+from feddpc.tasks.network import TRANSFORMS
 
 Array = NDArray[Any]
 #: Seconds that a server waits for its clients to come.
@@ -49,6 +51,8 @@ def strategy(
     model: nn.Module,
     test: tuple[Any, Any] | None = None,
     classes: int | None = None,
+    target: Target | None = None,
+    validation: tuple[Any, Any] | None = None,
     reserve: Reserve | None = None,
     scaler: Scaler | None = None,
     samples: int | None = None,
@@ -61,15 +65,20 @@ def strategy(
     folder: str | Path | None = None,
     wait: float = WAIT,
     reproducible: bool = False,
+    kind: type[ClientAppStrategy] = ClientAppStrategy,
     **config: Any,
-) -> MethodStrategy:
+) -> ClientAppStrategy:
     """Return a Flower strategy for any method, for nodes that run :func:`feddpc.flower.client_app`.
 
     Args:
         method: a method, or its name (hyper-parameters then through ``hyper={...}``).
         model: the network; its weights are the first model.
-        test: samples and labels on which the server evaluates every round.
-        classes: how many there are, by default those of ``test``.
+        test: samples and targets on which the server evaluates the model.
+        classes: how many classes there are (of numbers, how many per sample; of labels, how many; of tokens, the
+            vocabulary), by default what ``test`` has.
+        target: what the targets are: ``classes``, ``floats``, ``multihot`` or ``tokens``; by default those of the task,
+            or what those of ``test`` look like.
+        validation: samples and targets that no client has, evaluated like ``test``.
         reserve: samples of the server, for methods that hand some out.
         scaler: how samples are scaled where that depends on all data (``scaling="channel"``).
         samples: how many there are in all, by default what the clients count and the reserve.
@@ -83,52 +92,65 @@ def strategy(
         wait: seconds to wait for clients.
         reproducible: with differential privacy, draw participants and noise from the experiment's seed, as the
             simulator does. Clients know that seed, and could take the noise away: only for comparisons.
-        config: keys of the configuration: ``clients``, ``cohort``, ``client_lr``, ``server_lr``, ``batch_size``, ...
+        kind: the class of the strategy.
+        config: keys of the configuration: ``clients``, ``cohort``, ``client_lr``, ``server_lr``, ``batch_size``, ...;
+            ``task``, ``loss``, ``transform`` and ``metrics`` may also be objects, which nodes must be given too.
     """
+    for name, samples_of in {"reserve": reserve, "validation": validation}.items():
+        if isinstance(samples_of, int | float):
+            raise BadInputError(
+                f"{name} = {samples_of} is a share of all training samples, which no server has in a federation: give "
+                "the samples themselves, or leave it out"
+            )
     if "client_lr" in config:
         config["lr"] = config.pop("client_lr")
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
-    settings = Config.read({**config, "method": method.name, "hyper": method.hyper()})
+    load_code(config)
+    own, words = TaskParts.take(config)
+    settings = Config.read({**config, **words, "method": method.name, "hyper": method.hyper()})
     _refuse_simulator_only(settings)
-    check_local_steps(method, client_optimizer(settings))
-    if settings.privacy:
-        check(method)
-        if min_replies > 1:
-            raise BadInputError(
-                f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether "
-                "all the others count, and the budget is counted for one: leave it out"
-            )
+    if settings.privacy and min_replies > 1:
+        raise BadInputError(
+            f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether all "
+            "the others count, and the budget is counted for one: leave it out"
+        )
     settings = resolve_policies(settings)
-    tested = None
-    if test is not None:
-        data = Dataset.from_arrays(*test, *test, classes=classes)
-        tested, classes = (data.x_test, data.y_test), data.classes
+    if target is None and (own.task or settings.task != "auto"):
+        target = task_class(settings.task, own).target or None  # type: ignore[assignment]
+    held = {"test": test, "validation": validation}
+    for name, pair in held.items():
+        if pair is not None:
+            data = Dataset.from_arrays(*pair, *pair, classes=classes, target=target, name=f"the {name} set")
+            held[name], classes, target = (data.x_test, data.y_test), data.classes, data.target
     if classes is None:
         raise BadInputError("how many classes there are is unknown: give classes=, or a test set")
-    assets = ServerAssets(settings, method, copy.deepcopy(model), classes, tested, reserve, scaler, samples)
-    flower = {
-        "min_available_nodes": settings.clients if min_available_nodes is None else min_available_nodes,
-        "fraction_evaluate": fraction_evaluate,
-        "min_evaluate_nodes": 1,
-    }
-    return MethodStrategy(
-        method,
-        ClientAppExchange(assets, wait=wait, secret=None if reproducible else secrets.randbits(128)),
+    target = target or "classes"
+    settings = dataclasses.replace(settings, **resolve_task(settings, own, target, "this federation"))
+    check_method(method, settings, target, "this federation")
+    network = copy.deepcopy(model)
+    assets = ServerAssets(
+        settings, method, network, classes, target, own, reserve=reserve, scaler=scaler, samples=samples, **held
+    )
+    return kind(
+        assets,
+        wait=wait,
+        secret=None if reproducible else secrets.randbits(128),
         bounds=Bounds(max_norm, max_examples),
         min_replies=min_replies,
         max_void_rounds=max_void_rounds,
         folder=folder,
-        flower=flower,
+        min_available_nodes=settings.clients if min_available_nodes is None else min_available_nodes,
+        fraction_evaluate=fraction_evaluate,
+        min_evaluate_nodes=1,
     )
 
 
 def _refuse_simulator_only(settings: Config) -> None:
     """Raise if a setting asks for something that only the simulator has: in a federation it would do nothing."""
-    usual = {"task": "classification", "loss": "cross-entropy", "metrics": "accuracy"}
     for name, facts in keys().items():
         value = getattr(settings, name)
-        if facts.simulator_only and value not in (getattr(Config(), name), usual.get(name)):
+        if facts.simulator_only and value != getattr(Config(), name):
             raise BadInputError(f"{name} = {value!r} works in the simulator only, not in a federation: leave it out")
 
 
@@ -137,8 +159,8 @@ def server_app(
     *,
     rounds: int = 100,
     deadline: float = 3600.0,
-    on_result: Callable[[MethodStrategy, Result], object] | None = None,
-    make: Callable[..., MethodStrategy] = strategy,
+    on_result: Callable[[ClientAppStrategy, Result], object] | None = None,
+    make: Callable[..., ClientAppStrategy] = strategy,
     **settings: Any,
 ) -> ServerApp:
     """Return a server app that runs ``rounds`` rounds of :func:`strategy`; ``settings`` are that function's.
@@ -190,7 +212,7 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
         tables[method] = "hyper"
     hints = get_type_hints(strategy)
     objects = {name for name, hint in hints.items() if not {bool, int, float, str} & {hint, *get_args(hint)}}
-    known = {"client_lr", "deadline", *hints, *keys()} - objects - set(tables.values())
+    known = {"client_lr", "deadline", *hints, *keys()} - (objects - {"reserve", "validation"}) - set(tables.values())
     settings: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
@@ -200,97 +222,6 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
         elif name in known and (name, value) != ("folder", ""):
             settings[name] = value
     return settings
-
-
-@dataclass(frozen=True)
-class Reserve:
-    """Samples that no client holds, by rising number, and the order in which the server drew them."""
-
-    x: Array
-    y: Array
-    order: Array
-
-    @classmethod
-    def of(cls, x: Array, y: Array, drawn: Array) -> Reserve:
-        """Return those of the samples ``x``, ``y`` whose numbers are ``drawn``."""
-        rising = np.sort(drawn)
-        return cls(x[rising], y[rising], np.searchsorted(rising, drawn))
-
-
-@dataclass(frozen=True)
-class ServerAssets:
-    """What the server itself has; ``samples`` counts the samples of all clients and of the reserve."""
-
-    config: Config
-    method: Method
-    module: nn.Module
-    classes: int
-    test: tuple[Array, Array] | None = None
-    reserve: Reserve | None = None
-    scaler: Scaler | None = None
-    samples: int | None = None
-
-    def __post_init__(self) -> None:
-        check_supported(self.module, statistics=False)
-        if self.method.reserve and self.reserve is None:
-            raise BadInputError(
-                f"{self.method.name} hands samples of the server to the clients, but the server has none: give reserve="
-            )
-        if self.config.scaling == "channel" and self.scaler is None:
-            raise BadInputError("scaling = 'channel' needs the mean of all clients' data: use 'half', 'unit' or 'none'")
-
-    @property
-    def reserved(self) -> int:
-        """How many samples the server has."""
-        return 0 if self.reserve is None else len(self.reserve.y)
-
-    @cached_property
-    def network(self) -> nn.Module:
-        """The network that is trained."""
-        network = adapt_module(self.method, self.module, self.config.seed) or self.module
-        return network.to(dtype_of(self.config.precision))
-
-    @cached_property
-    def flat(self) -> Flat:
-        """The map between network and vector."""
-        return Flat(self.network)
-
-    def state_dict(self) -> State:
-        """Return the first model, by parameter, in the order of its vector."""
-        return self.flat.parameters(self.flat.vector())
-
-    def data(self, elsewhere: int) -> Dataset | None:
-        """Return the server's samples as a data set, and placeholder labels for ``elsewhere`` samples of clients."""
-        if self.reserve is None and self.test is None:
-            return None
-        x_test, y_test = self.test or (self.reserve.x[:0], self.reserve.y[:0])  # type: ignore[union-attr]
-        # A network is tried out on one sample, so there must be one.
-        x, y = (self.reserve.x, self.reserve.y) if self.reserve is not None else (x_test[:1], y_test[:1])
-        y = np.concatenate([y, np.zeros(elsewhere, np.int64)])
-        return Dataset("server", x, y, x_test, y_test, self.classes)
-
-    def federated_data(self, spec: ExperimentSpec) -> FederatedData:
-        """Return a data set in which all samples except the server's are with the clients, only counted."""
-        data = self.data(max(spec.samples - max(self.reserved, 1), 0))
-        if data is None:
-            raise BadInputError(
-                f"{self.method.name} must know what a sample looks like before round 1: give the server a test set"
-            )
-        with_clients = Partition(np.zeros(0, np.int64), np.zeros(spec.clients + 1, np.int64))
-        reserve = np.zeros(0, np.int64) if self.reserve is None else self.reserve.order
-        return spec.federated_data(data, with_clients, reserve)
-
-    def payload(self, client: int, extended: FederatedData | None, learned: Mapping[str, Tensor]) -> State:
-        """Return what client ``client`` is sent once, before its first round."""
-        given: State = {f"learned.{key}": value for key, value in learned.items()}
-        if self.reserve is not None and extended is not None:
-            mine = extended.partition[client]
-            at = np.unique(mine[mine < len(self.reserve.y)])
-            parts = {"x": self.reserve.x[at], "at": at, "y": self.reserve.y, "order": self.reserve.order}
-            given |= {f"reserve.{key}": torch.from_numpy(np.ascontiguousarray(part)) for key, part in parts.items()}
-        if self.config.scaling == "channel" and self.scaler is not None and self.scaler.terms is not None:
-            given |= dict(zip(("scaler.mean", "scaler.deviation"), self.scaler.terms, strict=True))
-        return given
 
 
 @dataclass(frozen=True)
@@ -316,8 +247,13 @@ class Dealt:
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),
+            **self.code(),
             "test": (data.x_test, data.y_test),
             "classes": data.classes,
+            "target": data.target,
+            "validation": (data.x_train[experiment.held_out], data.y_train[experiment.held_out])
+            if len(experiment.held_out)
+            else None,
             "reserve": Reserve.of(data.x_train, data.y_train, experiment.reserve) if len(experiment.reserve) else None,
             "scaler": experiment.task.scaler if config.scaling == "channel" else None,
             "samples": len(data.y_train),
@@ -325,7 +261,21 @@ class Dealt:
 
     def client(self) -> dict[str, Any]:
         """Return the arguments of ``client_app``."""
-        return {"model": self.model, "data": self.data}
+        return {"model": self.model, "data": self.data, **self.code()}
+
+    def code(self) -> dict[str, Any]:
+        """Return what the experiment was given as objects: task, loss, transform and metrics."""
+        task, config = self.experiment.task, self.experiment.config
+        parts: dict[str, Any] = {}
+        if config.task not in TASKS.entries:
+            parts["task"] = type(task)
+        if config.loss not in LOSSES.entries and task.sample_loss is not None:
+            parts["loss"] = task.sample_loss
+        if task.transform is not None and config.transform not in TRANSFORMS.entries:
+            parts["transform"] = task.transform
+        if any(measure not in MEASURES.values() for measure in task.measures):
+            parts["metrics"] = task.measures
+        return parts
 
 
 def dealt(experiment: Experiment) -> Dealt:

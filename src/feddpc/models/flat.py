@@ -41,8 +41,9 @@ class Flat:
         return torch.cat([parameters[n].detach().reshape(-1) for n in self.names])
 
     def frozen(self) -> dict[str, Tensor]:
-        """Return the parameters that are not trained, by name: constants of the network."""
-        return {n: p for n, p in self.module.named_parameters() if not p.requires_grad}
+        """Return the constants of the network by name: parameters and buffers that training does not change."""
+        parameters = {n: p for n, p in self.module.named_parameters() if not p.requires_grad}
+        return parameters | {n: b for n, b in self.module.named_buffers() if n not in self.statistics}
 
     def parameters(self, w: Tensor) -> dict[str, Tensor]:
         """Return views of ``w`` by parameter name (``split``: the backward of slices would zero-fill every leaf)."""

@@ -1,22 +1,76 @@
-"""What clients are asked before they train: the cohort of a round, or once the whole population."""
+"""What clients are asked before they train: the cohort of a round, or once the whole population.
+
+How a client is asked is the caller's: an engine of the simulator runs the probe, a federation sends a message.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
 
-from feddpc.data.batches import BatchPlan, Ints
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddpc.data.batches import BatchPlan
 from feddpc.engines.base import Prober
 from feddpc.experiment import Experiment
 from feddpc.methods._algebra import exact_sum
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.statistics import STATISTICS
 from feddpc.optimizers import server_state
-from feddpc.population import ask_some
+from feddpc.population import Population, placed
 from feddpc.round.server_step import finite_rows, select_rows
 from feddpc.round.state import RunState, numbers
 
+Ints = NDArray[np.int64]
+#: Lets clients answer the method's probe and returns their answers, stacked; NaN for a client without an answer.
+Ask = Callable[[Ints], State]
 #: How many clients of a survey are asked in one go.
 SURVEYED_AT_ONCE = 16
+
+
+def ask_cohort(method: Method, w: Tensor, cohort: Cohort, ids: Ints, ask: Ask) -> tuple[Tensor | None, State]:
+    """Return which clients of a cohort have finite answers to the probe (None: all), and these answers.
+
+    Clients that the method does not ask have its default answer.
+    """
+    asked = method.probe_mask(cohort)
+    if asked is None:
+        return _finite(ask(ids))
+    answers = {k: v.expand(len(ids), *v.shape).clone() for k, v in method.default_probe(w).items()}
+    if asked.any():
+        rows = placed(np.flatnonzero(asked), w.device)
+        for key, stack in ask(ids[asked]).items():
+            answers[key][rows] = stack
+    return _finite(answers)
+
+
+def survey(
+    method: Method, state: RunState, population: Population, ask: Ask, remember: Callable[[Ints, State], None]
+) -> None:
+    """Let every client of the population answer the probe once, some at a time; the server learns the mean.
+
+    ``remember`` is called with the clients that have finite answers, and these answers.
+    """
+    total: State = {}
+    for first in range(0, len(population), SURVEYED_AT_ONCE):
+        ids = np.arange(first, min(first + SURVEYED_AT_ONCE, len(population)))
+        finite, answers = _finite(ask(ids))
+        ids = ids if finite is None else ids[finite.cpu().numpy()]
+        remember(ids, answers)
+        shares = population.shares(ids)
+        for key, stack in answers.items():
+            part = exact_sum(stack, shares.to(stack.device))
+            total[key] = total[key] + part if key in total else part
+    state.server = method.server_state_from_probe(state.server, total) | server_state(state.server)
+
+
+def _finite(answers: State) -> tuple[Tensor | None, State]:
+    finite = finite_rows(answers)
+    return finite, answers if finite is None else select_rows(finite, answers)
+
+
+# The simulator's.
 
 
 def probe_cohort(
@@ -25,42 +79,29 @@ def probe_cohort(
     """Return the answers of a cohort to the method's probe, and the clients that go on: those with finite answers."""
     if not len(plan.clients):
         return plan, cohort, {}
-    asked, task = _asked(experiment, method, state), experiment.task
-
-    def ask(ids: Ints) -> State:
-        return prober.probe(asked, task, state.w, experiment.staged(experiment.planner.sweep(ids)))
-
-    answers = ask_some(method, state.w, cohort, plan.clients, ask)
-    finite = finite_rows(answers)
+    ask = _asker(experiment, method, prober, state)
+    finite, answers = ask_cohort(method, state.w, cohort, plan.clients, ask)
     if finite is None:
         return plan, cohort, answers
-    rows = np.flatnonzero(finite.cpu().numpy())
-    return plan.take(rows), cohort.select(finite), select_rows(finite, answers)
+    return plan.take(np.flatnonzero(finite.cpu().numpy())), cohort.select(finite), answers
 
 
-def probe_population(experiment: Experiment, method: Method, engine: Prober, state: RunState) -> None:
-    """Let every client of the population answer the probe, some at a time, and remember what came of it."""
-    total: State = {}
-    meter, population, before = state.meter, len(experiment.population), experiment.task.tally.gradients
-    for first in range(0, population, SURVEYED_AT_ONCE):
-        ids = np.arange(first, min(first + SURVEYED_AT_ONCE, population))
-        asked = _asked(experiment, method, state)
-        answers = engine.probe(asked, experiment.task, state.w, experiment.staged(experiment.planner.sweep(ids)))
-        finite = finite_rows(answers)
-        if finite is not None:
-            ids, answers = ids[finite.cpu().numpy()], select_rows(finite, answers)
+def probe_population(experiment: Experiment, method: Method, prober: Prober, state: RunState) -> None:
+    """Let every client of the population answer the probe, and remember what the method makes of its answer."""
+    meter, population, before = state.meter, experiment.population, experiment.task.tally.gradients
+
+    def remember(ids: Ints, answers: State) -> None:
         kept = {key: rows for key, rows in state.clients.read(ids).items() if key == STATISTICS}
         state.clients.write(ids, method.client_state_from_probe(answers) | kept)
-        shares = experiment.population.shares(ids)
-        for key, stack in answers.items():
-            part = exact_sum(stack, shares.to(stack.device))
-            total[key] = total[key] + part if key in total else part
-        meter.up_once += numbers(answers.values()) / population
+        meter.up_once += numbers(answers.values()) / len(population)
+
+    survey(method, state, population, _asker(experiment, method, prober, state), remember)
     meter.down_once += state.w.numel()
-    meter.gradients_once += (experiment.task.tally.gradients - before) / population
-    state.server = method.server_state_from_probe(state.server, total) | server_state(state.server)
+    meter.gradients_once += (experiment.task.tally.gradients - before) / len(population)
 
 
-def _asked(experiment: Experiment, method: Method, state: RunState) -> Method:
-    """Return the method that asks; if the network measures statistics, one that has the global ones meanwhile."""
-    return method if state.statistics is None else experiment.local(method, state.statistics)
+def _asker(experiment: Experiment, method: Method, prober: Prober, state: RunState) -> Ask:
+    """Return what asks clients; if the network measures statistics, it has the global ones meanwhile."""
+    asked = method if state.statistics is None else experiment.local(method, state.statistics)
+    planner = experiment.planner
+    return lambda ids: prober.probe(asked, experiment.task, state.w, experiment.staged(planner.sweep(ids)))

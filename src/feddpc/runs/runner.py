@@ -25,7 +25,6 @@ from feddpc.errors import RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
 from feddpc.own_functions import describe
-from feddpc.privacy.mechanism import check
 from feddpc.registry import code_digest, short_name
 from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
@@ -145,12 +144,6 @@ def execute(
         method, config = make_method(experiment.config)
     else:
         config = dataclasses.replace(experiment.config, method=method.name, hyper=method.hyper())
-    experiment.local(method)  # refuses a client optimizer that the method cannot have
-    policies = experiment.policies
-    if policies.privacy is not None:
-        check(method)
-    if policies.defense is not None and policies.defense.rule is not None:
-        method.check_rule()
     resume = resume and out is not None and is_run(out)
     stored = load_config(out) if resume and out is not None else Config()
     experiment = for_method(experiment, method, _learned(out) if resume and out is not None else None)
@@ -182,7 +175,11 @@ def execute(
     summary: dict[str, Any] | None = None
     clients = _stored_clients(out, progress.round) if resume and out is not None else {}
     try:
-        best = _BestModel(experiment, method, progress, records, ended) if config.keep == "best" else None
+        best = None
+        if config.keep == "best":
+            past = records[:-1] if ended is not None and ended[0] == "diverged" else records
+            part = "test" if experiment.validate is None else "validation"
+            best = BestModel(experiment.task.metrics[0], part, method, progress, past)
         if out is not None:
             tracking.begin(config, out, records)
         watching.call("on_run_begin")
@@ -296,21 +293,17 @@ class _Keeper:
         self.due = time.monotonic() + max(self.seconds, share * took if self.seconds else 0.0)
 
 
-class _BestModel:
-    """Keeps the model of the round with the best primary metric, on validation data where there are any."""
+class BestModel:
+    """Keeps the model of the round with the best value of ``metric`` on ``part``, test or validation data.
+
+    ``past`` are the records of earlier rounds, and ``progress`` has their best model.
+    """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        method: Method,
-        progress: RunState,
-        records: Sequence[dict[str, Any]],
-        ended: tuple[str, str | None] | None,
+        self, metric: Metric, part: str, method: Method, progress: RunState, past: Sequence[dict[str, Any]]
     ) -> None:
         self.method, self.progress = method, progress
-        self.metric: Metric = experiment.task.metrics[0]
-        self.key = self.metric.key("test" if experiment.validate is None else "validation")
-        past = records[:-1] if ended is not None and ended[0] == "diverged" else records
+        self.metric, self.key = metric, metric.key(part)
         scored = [record for record in past if record[self.key] is not None]
         self.record = self.metric.pick(scored, lambda record: record[self.key])
         if self.record is not None and progress.best is None:

@@ -167,6 +167,12 @@ def choose_measures(wanted: Sequence[Any], target: str) -> tuple[Measure, ...]:
     return chosen
 
 
+def listed_metrics(measures: Sequence[Measure]) -> tuple[Metric, ...]:
+    """Return what is shown of ``measures``; the loss is always among them."""
+    shown = tuple(measure.metric for measure in measures)
+    return shown if LOSS in shown else (*shown, LOSS)
+
+
 def measure_of(wanted: Any) -> Measure:
     """Return the measure that a name, a function or a torchmetrics object stands for."""
     if isinstance(wanted, Measure):

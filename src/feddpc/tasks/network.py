@@ -25,7 +25,7 @@ from feddpc.registry import Registry
 from feddpc.tasks.base import Batch, Rows, Tally, Task, forked
 from feddpc.tasks.host_samples import HostSamples, Ints, Read
 from feddpc.tasks.losses import LOSSES
-from feddpc.tasks.measures import Measure, Totals, choose_measures
+from feddpc.tasks.measures import Measure, Totals, choose_measures, listed_metrics
 from feddpc.tasks.metrics import LOSS
 
 #: Makes totals of a model, some test samples and their targets.
@@ -79,8 +79,7 @@ class NetworkTask(Task):
         self.transform = transform
         self.sample_loss: Loss | None = loss or (LOSSES.get(self.usual_loss) if self.usual_loss else None)
         self.measures: tuple[Measure, ...] = choose_measures(metrics or self.measured, self.target)
-        shown = tuple(measure.metric for measure in self.measures)
-        self.metrics = shown if LOSS in shown else (*shown, LOSS)
+        self.metrics = listed_metrics(self.measures)
         self.module = module.to(device=device, dtype=dtype)
         self.flat = Flat(self.module)
         self.traits = Traits((), False, 1)

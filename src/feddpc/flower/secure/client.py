@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -27,8 +27,8 @@ def secure_client_app(
     model: Model,
     data: Data,
     method: Method | None = None,
-    device: str = "cpu",
     min_cohort: int = 3,
+    **more: Any,
 ) -> ClientApp:
     """Return the app of :func:`feddpc.flower.client_app`, whose updates leave the node under masks only.
 
@@ -39,11 +39,11 @@ def secure_client_app(
         model: see ``client_app``.
         data: see there.
         method: the only method this node takes part in; by default any whose server needs only the sum.
-        device: where it trains.
         min_cohort: this node takes no part in a sum of fewer clients: a sum of few reveals much about each.
+        more: what else ``client_app`` takes: ``device``, and code of one's own.
     """
     check_int("min_cohort", min_cohort, 2)
-    plain = client_app(model=model, data=data, method=None if method is None else summable(method), device=device)
+    plain = client_app(model=model, data=data, method=None if method is None else summable(method), **more)
     app = ClientApp()
     app.query("hello")(hide_sample_count(plain))
     app.train(mods=[require_min_cohort(min_cohort), masking_mod])(masked_training(plain))

@@ -13,15 +13,17 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddpc.config import Config
 from feddpc.errors import BadInputError
-from feddpc.flower.exchange import ClientAppExchange
+from feddpc.flower.assets import ServerAssets
+from feddpc.flower.client_app_strategy import ClientAppStrategy
+from feddpc.flower.client_registry import Ints
 from feddpc.flower.messages import RefusedError
-from feddpc.flower.method_strategy import MethodStrategy, Received
-from feddpc.flower.rounds import Ints, StepOutcome
+from feddpc.flower.method_strategy import Received
 from feddpc.flower.screening import Bounds
 from feddpc.flower.secure.protocol import SECURE, Encoding, ScreenedGrid, Summed, repeated, secure_mean, summable
 from feddpc.flower.server import server_app, strategy
 from feddpc.methods._algebra import residuals
 from feddpc.methods.base import Method, State
+from feddpc.round.server_step import StepOutcome
 
 #: Far above what clients send at usual rates, and still a mean that is off by less than 1e-7 with ten clients.
 MAX_NORM = 10.0
@@ -33,7 +35,7 @@ def secure_strategy(
     max_norm: float = MAX_NORM,
     hyper: dict[str, Any] | None = None,
     **settings: Any,
-) -> MethodStrategy:
+) -> ClientAppStrategy:
     """Return a Flower strategy for nodes that run :func:`feddpc.flower.secure_client_app`.
 
     Args:
@@ -49,11 +51,7 @@ def secure_strategy(
         raise BadInputError(
             "fraction_evaluate: what single clients measure is not hidden, so none is asked: leave it out"
         )
-    made = strategy(summable(method, **(hyper or {})), max_norm=max_norm, **settings)
-    plain = made.exchange
-    assert isinstance(plain, ClientAppExchange)
-    made.use(SecureExchange(plain.assets, wait=plain.wait, max_norm=max_norm))
-    return made
+    return strategy(summable(method, **(hyper or {})), max_norm=max_norm, kind=SecureStrategy, **settings)
 
 
 def secure_server_app(method: Method | str = "feddpc", **settings: Any) -> ServerApp:
@@ -67,20 +65,21 @@ def secure_server_app(method: Method | str = "feddpc", **settings: Any) -> Serve
     return server_app(method, make=secure_strategy, **settings)
 
 
-class SecureExchange(ClientAppExchange):
-    """The exchange under secure aggregation: a whole secure sum takes the place of one message and reply per node."""
+class SecureStrategy(ClientAppStrategy):
+    """The strategy under secure aggregation: a whole secure sum takes the place of one message and reply per node."""
 
-    def __init__(self, *args: Any, max_norm: float, **options: Any) -> None:
-        super().__init__(*args, **options)
-        check_config(self.config)
-        self.max_norm = max_norm
-        self._encoding = Encoding(max_norm, self.config.cohort)
+    def __init__(self, assets: ServerAssets, **more: Any) -> None:
+        check_config(assets.config)
+        super().__init__(assets, **more)
+        assert self.bounds.max_norm is not None
+        self.max_norm = self.bounds.max_norm
+        self._encoding = Encoding(self.max_norm, self.config.cohort)
         self._summed = Summed()
         self._mean: State = {}
 
     def quorum(self, invited: int) -> int:
         """Return how many must be in the sum: ``min_replies``, and more than half, or two halves could both open it."""
-        return max(self.strategy.min_replies, invited // 2 + 1, 2)
+        return max(self.min_replies, invited // 2 + 1, 2)
 
     def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Run the round's whole exchange; no message is left for Flower to send."""
@@ -106,7 +105,7 @@ class SecureExchange(ClientAppExchange):
         """
         ids = sorted(self.registry.nodes[node] for node in self._summed.nodes)
         received = self.received(t, ids, self.nodes.refused + self._summed.refused)
-        self._mean, g = self._open(t) or {}, self.state.server.get("delta")
+        self._mean, g = self._open(t) or {}, self.now.server.get("delta")
         if not self._mean:
             received.void = "the sum was not opened" if self._summed.mean is None else "the mean is too long"
         elif g is not None:
@@ -131,8 +130,8 @@ class SecureExchange(ClientAppExchange):
         """Return the mean, unless it is longer than any mean of updates within the bound."""
         if self._summed.mean is None:
             return None
-        mean = self._encoding.decode(self._summed.mean, self._shapes(), self.state.w.dtype)
-        longest = self.max_norm + self._encoding.error * math.sqrt(self.strategy.layout.d)
+        mean = self._encoding.decode(self._summed.mean, self._shapes(), self.now.w.dtype)
+        longest = self.max_norm + self._encoding.error * math.sqrt(self.layout.d)
         try:
             Bounds(longest * (1 + 1e-6)).check("the mean", mean["delta"])
         except RefusedError as error:

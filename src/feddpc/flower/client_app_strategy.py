@@ -1,11 +1,11 @@
-"""The exchange with clients that run ``feddpc.flower.client_app``: any method, with its client half at the clients."""
+"""The strategy for clients that run ``feddpc.flower.client_app``: any method, with its client half at the clients."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,70 +13,86 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from feddpc.build import default_batch_size
+from feddpc.build import default_batch_size, make_task
 from feddpc.config import Config
+from feddpc.data import Dataset
 from feddpc.errors import BadInputError
-from feddpc.flower.client_registry import ClientRegistry, NodeClient, Record
+from feddpc.flower.assets import ServerAssets
+from feddpc.flower.client_registry import ClientRegistry, Ints, NodeClient, Record
 from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
     Rows,
     arrays_of,
+    expect,
+    model_tag,
     only_record,
     pack,
     read_arrays,
     tensor,
 )
-from feddpc.flower.method_strategy import Exchange, MethodStrategy, Received
-from feddpc.flower.rounds import Ints, Policies, RemotePopulation, StepOutcome, upload_template
-from feddpc.flower.screening import Refusal
+from feddpc.flower.method_strategy import MethodStrategy, Received
+from feddpc.flower.screening import Refusal, check_number
+from feddpc.flower.templates import upload_template
 from feddpc.flower.testing import replace_uploads, tamper
 from feddpc.methods.base import Cohort, State, overrides
 from feddpc.methods.federated_data import FederatedData, require_asking
+from feddpc.policies import Policies
+from feddpc.population import Population, make_sampler
 from feddpc.rng import generator
+from feddpc.round.probes import ask_cohort, survey
+from feddpc.round.server_step import StepOutcome
 from feddpc.runs import checkpoint
 from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
+from feddpc.tasks.metrics import LOSS, named
 from feddpc.tasks.network import NetworkTask
-
-if TYPE_CHECKING:
-    from feddpc.flower.server import ServerAssets
+from feddpc.validation import Judge, judge
 
 #: Participation schemes that never invite more clients than the cohort.
 FIXED_SIZE = ("uniform", "cyclic", "markov", "weighted")
 
 
-class ClientAppExchange(Exchange):
+class ClientAppStrategy(MethodStrategy):
     """Enrollment, preparation and rounds of any method; every reply is screened on its own.
 
     Args:
-        assets: what the server has: model, test set, reserve.
+        assets: what the server has: method, configuration, model, test set, reserve.
         wait: seconds to wait for clients before round 1.
         secret: the seed of what clients must not predict, with differential privacy.
+        more: arguments of :class:`MethodStrategy`.
     """
 
-    def __init__(self, assets: ServerAssets, *, wait: float, secret: int | None = None) -> None:
+    def __init__(self, assets: ServerAssets, *, wait: float, secret: int | None, **more: Any) -> None:
+        super().__init__(assets.method, **more)
         self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
+        self.population, self.metrics = self.config.clients, assets.metrics
+        self.judged_on = "test" if assets.validation is None else "validation"
         self.registry = ClientRegistry(self.config.clients)
+        self.nodes = NodeClient(self.registry, self.bounds, self.spec())
+        self.samples = 0  #: of all clients and the server together, known after enrollment
         self.learned: State = {}
+        self.policies = Policies.of(self.config)
+        if self.policies.privacy is not None and secret is not None:
+            privacy = dataclasses.replace(self.policies.privacy, reproducible=False)
+            self.policies = dataclasses.replace(self.policies, privacy=privacy)
         self._invited: Ints = np.zeros(0, np.int64)
         self._templates: State = {}  # what one client uploads
-        self._clients: RemotePopulation | None = None
+        self._clients: Population | None = None
+        self._check_quorum()
 
-    def bind(self, strategy: MethodStrategy) -> None:
-        """Learn which strategy this is for, and refuse a quorum that no round can reach."""
-        super().bind(strategy)
-        self.nodes = NodeClient(self.registry, strategy.bounds, self.spec(0))
+    def _check_quorum(self) -> None:
+        """Refuse a quorum that no round can reach."""
         cohort = self.config.cohort
         most = cohort if self.config.participation in FIXED_SIZE else self.config.clients
         if (least := self.quorum(cohort)) > most:
             raise BadInputError(
-                f"min_replies = {strategy.min_replies} with cohort = {cohort}: {least} clients must answer, and at "
-                f"most {most} are invited per round, so no round could count: lower min_replies or raise cohort"
+                f"min_replies = {self.min_replies} with cohort = {cohort}: {least} clients must answer, and at most "
+                f"{most} are invited per round, so no round could count: lower min_replies or raise cohort"
             )
 
     def quorum(self, invited: int) -> int:
         """Return how many of the invited clients must answer for a round to count."""
-        return self.strategy.min_replies
+        return self.min_replies
 
     # Before the first round.
 
@@ -85,17 +101,14 @@ class ClientAppExchange(Exchange):
         hyper = self.method.hyper()
         return dataclasses.replace(self.config, method=self.method.name, hyper=hyper, rounds=rounds, engine="flower")
 
-    def population(self) -> int:
-        """Return the number of clients."""
-        return self.config.clients
-
     def initial_arrays(self) -> ArrayRecord:
-        """Return the first model."""
-        return pack(self.assets.state_dict())
+        """Return the first model, by parameter, in the order of its vector."""
+        flat = self.assets.flat
+        return pack(flat.parameters(flat.vector()))
 
     def run_notes(self) -> dict[str, dict[str, Any]]:
         """Return what leaves a client and what hides it, and how many samples there were when the run began."""
-        notes = super().run_notes() | {COUNTED: {"samples": self.nodes.spec.samples}}
+        notes = super().run_notes() | {COUNTED: {"samples": self.samples}}
         if self.policies.privacy is not None:
             notes["privacy"]["note"] += f" {self.policies.privacy.describe()}"
         return notes
@@ -103,16 +116,19 @@ class ClientAppExchange(Exchange):
     def enroll(self, grid: Grid, timeout: float) -> None:
         """Enroll clients; what follows from their numbers of samples is decided once and kept by a resumed run."""
         self.nodes.timeout = timeout
-        self.nodes.enroll(grid, self.wait, self.strategy.min_available_nodes)
-        folder = self.strategy.folder
-        resumed = folder if folder is not None and is_run(folder) else None
+        self.nodes.enroll(grid, self.wait, self.min_available_nodes)
+        resumed = self.folder if self.folder is not None and is_run(self.folder) else None
         counted = self.assets.samples or int(self.registry.sample_counts().sum()) + self.assets.reserved
-        samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
+        self.samples = counted if resumed is None else int(read_json(resumed / f"{COUNTED}.json")["samples"])
         if self.config.batch_size is None:
-            usual = default_batch_size(samples, self.config.clients)
+            usual = default_batch_size(self.samples, self.config.clients)
             size = usual if resumed is None else load_config(resumed).batch_size
             self.config = dataclasses.replace(self.config, batch_size=size)
-        self.nodes.spec = self.spec(samples)
+            self.nodes.spec = self.spec()
+
+    def whole_model(self, w: Tensor) -> State:
+        """Return the state dict of the network, frozen parameters included."""
+        return self.assets.flat.state_dict(w)
 
     def check_rounds(self, rounds: int) -> None:
         """Raise if the privacy budget or the schedule was made for another number of rounds."""
@@ -133,18 +149,17 @@ class ClientAppExchange(Exchange):
         if overrides(self.method, "learn"):
             self.learned = self.learn(grid)
         self.send_payloads(grid)
-        if self.state.round == 0:
+        if self.now.round == 0:
             if overrides(self.method, "initial") and self.task is not None:
-                self.strategy.reset(self.method.initial(self.task, self.state.w, self._server_data()))
+                self.reset(self.method.initial(self.task, self.now.w, self._server_data()))
             if self.method.surveys:
-                ask = self.nodes.prober(grid, self.method, self.state.w, "survey", 0)
-                self.clients.survey(self.method, self.state, ask)
-        self.strategy.pending += self.nodes.refused
+                ask = self.nodes.prober(grid, self.method, self.now.w, "survey", 0)
+                survey(self.method, self.now, self.clients, ask, lambda ids, _: self.mark_accepted(0, ids))
+        self.pending += self.nodes.refused
 
     def learn(self, grid: Grid) -> State:
         """Return what the method learns before round 1; a run that is continued has it in its folder."""
-        folder = self.strategy.folder
-        path = None if folder is None else folder / LEARNED
+        path = None if self.folder is None else self.folder / LEARNED
         if path is not None and path.exists():
             return checkpoint.load_model(path)
         method, ask = require_asking(self.method, self.method.name), partial(self.nodes.question, grid)
@@ -183,7 +198,7 @@ class ClientAppExchange(Exchange):
         """Screen the replies, each on its own; simulated faults change some of them first."""
         replies = list(replies)
         faults = self._tamper(t, replies)
-        good = self.nodes.screen(replies, self.strategy.sent, t, self._read)
+        good = self.nodes.screen(replies, self.sent, t, self._read)
         received = self.received(t, list(good), self.nodes.refused)
         # Under privacy, noise hides whether replies came, so the run goes on without them.
         received.expected &= self.policies.privacy is None
@@ -204,7 +219,9 @@ class ClientAppExchange(Exchange):
 
     def cohort(self, t: int, ids: Ints) -> Cohort:
         """Return what the server knows about clients ``ids`` in round ``t``."""
-        return self.clients.known(self.method, self.state, t, ids)
+        assert self.config.batch_size is not None
+        steps = -(-self.clients.sizes[ids] // self.config.batch_size) * self.config.epochs
+        return self.clients.cohort(self.method, t, ids, steps, self.now.slots.read(ids), self.now.w.device)[0]
 
     def rows(self, received: Received) -> Mapping[str, Rows]:
         """Return the tensors that clients uploaded."""
@@ -213,61 +230,96 @@ class ClientAppExchange(Exchange):
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Return the mean training loss of the clients that count; NaN when none of them trained."""
         losses = [only_record(content, MetricRecord)["loss"] for content in received.uploads]
-        counted = torch.tensor(losses, dtype=self.state.w.dtype)[outcome.kept]
+        counted = torch.tensor(losses, dtype=self.now.w.dtype)[outcome.kept]
         loss = float(counted[outcome.cohort.steps > 0].mean())
         return loss, {"train-loss": loss}
 
-    def evaluate(self, w: Tensor) -> dict[str, float]:
-        """Return the metrics on the server's test set by name; nothing where it has none."""
-        return super().evaluate(w) if self.task is None or self.assets.test is None else self.task.evaluate(w)
+    def evaluate(self, t: int, w: Tensor) -> dict[str, float | None]:
+        """Return the metrics on the server's test and validation samples; None for those that were not measured."""
+        task, assets, due = self.task, self.assets, self._evaluates_in(t)
+        tested = task.evaluate(w) if task is not None and assets.test is not None and due else {}
+        found = named("test", self.metrics, tested)
+        if self._validate is None:
+            return found
+        return found | named("validation", self.metrics, self._validate(w) if due else {})
 
-    def invite_evaluation(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Ask some of the connected clients to evaluate the model on their own test samples."""
-        strategy = self.strategy
-        connected = sorted(set(grid.get_node_ids()) & self.registry.ready & self.registry.nodes.keys())
-        many = max(int(len(connected) * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
-        chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
-        model = pack({"w": self.method.evaluated(self.state.w, self.state.server)})
-        nodes = sorted(chosen[: many if strategy.fraction_evaluate else 0].tolist())
-        return self.nodes.messages(
-            MessageType.EVALUATE, {self.registry.nodes[node]: {"arrays": model} for node in nodes}, t
-        )
+    def _evaluates_in(self, t: int) -> bool:
+        return t % self.config.evaluate_every == 0 or t == self.last_round
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask some of the connected clients to evaluate the model on their own test samples, when that is due."""
+        t, share, self.sent = self.offset + server_round, self.fraction_evaluate, []
+        if share and self._evaluates_in(t):
+            connected = sorted(set(grid.get_node_ids()) & self.registry.ready & self.registry.nodes.keys())
+            chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
+            nodes = sorted(chosen[: max(int(len(connected) * share), self.min_evaluate_nodes)].tolist())
+            model = pack({"w": self.method.evaluated(self.now.w, self.now.server)})
+            parts = {self.registry.nodes[node]: {"arrays": model} for node in nodes}
+            self.sent = self.nodes.messages(MessageType.EVALUATE, parts, t)
+        return self.sent
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average every metric over the clients that have it, by their numbers of test samples."""
+        self.nodes.refused = []
+        good = self.nodes.screen(replies, self.sent, self.offset + server_round, self._read_evaluation)
+        self.pending += self.nodes.refused
+        means = {}
+        for name in (metric.name for metric in self.metrics):
+            measured = [(metrics[name], count) for count, metrics in good.values() if name in metrics]
+            if total := sum(count for _, count in measured):
+                means[name] = sum(value * (count / total) for value, count in measured)
+        return MetricRecord({**means}) if means else None
 
     # The experiment.
 
     @property
-    def clients(self) -> RemotePopulation:
+    def clients(self) -> Population:
         """What the server knows about the clients; made again when the registry has new ones."""
         sizes = self.registry.sample_counts()
         if self._clients is None or not np.array_equal(self._clients.sizes, sizes):
-            self._clients = RemotePopulation(self.config, sizes, self.secret)
+            hidden = self.secret if self.policies.privacy is not None else None
+            sampler = make_sampler(self.config, sizes, hidden)
+            self._clients = Population(self.config, sizes, sampler, self.policies.faults)
         return self._clients
 
-    @property
-    def policies(self) -> Policies:  # type: ignore[override]
-        """Robust rule, privacy and simulated faults."""
-        return self.clients.policies
-
-    def spec(self, samples: int) -> ExperimentSpec:
+    def spec(self) -> ExperimentSpec:
         """Return what every message says about the experiment."""
-        return ExperimentSpec.of(self.config, self.method, self.assets.flat, self.assets.classes, samples)
+        config, assets = self.config, self.assets
+        if not self.fraction_evaluate:  # then clients measure nothing, and need no metrics
+            config = dataclasses.replace(config, metrics="")
+        return ExperimentSpec.of(config, self.model_tag(), assets.target, assets.classes)
+
+    def model_tag(self) -> str:
+        """Return a short name for the model, frozen parameters included."""
+        return model_tag(self.assets.flat)
 
     @cached_property
     def task(self) -> NetworkTask | None:
         """The network on the server's own samples, None if it has none."""
-        data = self.assets.data(0)
-        return None if data is None else self.nodes.spec.task(self.assets.network, data, self.assets.scaler)
+        assets, data = self.assets, self.assets.data(0)
+        return None if data is None else make_task(self.config, assets.own, assets.network, data, assets.scaler)
+
+    @cached_property
+    def _validate(self) -> Judge | None:
+        if self.task is None or self.assets.validation is None:
+            return None
+        x, y = self.assets.validation
+        data = Dataset("validation", x, y, x, y, self.assets.classes, target=self.assets.target)
+        return judge(self.task, data, np.arange(len(y)))
 
     def _server_data(self) -> FederatedData:
-        return self.assets.federated_data(self.nodes.spec)
+        return self.assets.federated_data(self.config, self.samples)
 
     # Messages.
 
     def _train_messages(self, grid: Grid, t: int, ids: Ints) -> list[Message]:
-        method, state, probed = self.method, self.state, dict[str, Tensor]()
+        method, state, probed = self.method, self.now, dict[str, Tensor]()
         if len(ids) and method.probes and method.reports:
             ask = self.nodes.prober(grid, method, state.w, "probe", t)
-            ids, probed = self.clients.probe(method, state, t, ids, ask)
+            finite, probed = ask_cohort(method, state.w, self.cohort(t, ids), ids, ask)
+            ids = ids if finite is None else ids[finite.numpy()]
         if not len(ids):
             return []
         cohort = self.cohort(t, ids)
@@ -288,16 +340,22 @@ class ClientAppExchange(Exchange):
 
     def _read(self, client: int, content: RecordDict) -> RecordDict:
         metrics = only_record(content, MetricRecord)
-        examples = self.strategy.bounds.examples(metrics.get("num-examples"))
+        examples = self.bounds.examples(metrics.get("num-examples"))
         if examples != self.registry.sizes[client]:
             raise RefusedError(f"it counts {examples} examples, but {self.registry.sizes[client]} when it enrolled")
-        loss = metrics.get("loss")
-        if not isinstance(loss, float) or not np.isfinite(loss):
-            raise RefusedError(f"its loss is {loss!r}, not a finite number")
-        self.strategy.bounds.checked(self._read_upload(content))
+        check_number("loss", metrics.get("loss"), self.now.w.dtype)
+        self.bounds.checked(self._read_upload(content))
         dtypes = {key: str(like.numpy().dtype) for key, like in self._templates.items()}
-        self.strategy.log_cast(arrays_of(content, "up"), dtypes)
+        self.log_cast(arrays_of(content, "up"), dtypes)
         return content
+
+    def _read_evaluation(self, client: int, content: RecordDict) -> tuple[int, dict[str, float]]:
+        """Return the number of test samples and the metrics of a client; only the loss is always defined."""
+        found = dict(only_record(content, MetricRecord))
+        examples = self.bounds.examples(found.pop("num-examples", None))
+        names = [metric.name for metric in self.metrics]
+        expect(found, [LOSS.name], "the evaluation", names)
+        return examples, {name: check_number(name, value, torch.float64) for name, value in found.items()}
 
     def _read_upload(self, content: RecordDict) -> State:
         return read_arrays(content, "up", self._templates)
@@ -307,9 +365,9 @@ class ClientAppExchange(Exchange):
         if (injected := self.policies.faults) is None:
             return {}
         watched, who = tamper(
-            injected, t, replies, self.registry.nodes, self.state.watched, self._read_upload, replace_uploads
+            injected, t, replies, self.registry.nodes, self.now.watched, self._read_upload, replace_uploads
         )
-        self.state.watched = watched
+        self.now.watched = watched
         return self.clients.stragglers(t, self.clients.draw(t)) | who
 
 
