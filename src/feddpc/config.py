@@ -299,6 +299,7 @@ class Config:
         shown="auto: host for mapped files, and where the samples would take more than half of a GPU's free memory",
         changes_numbers=False,
         may_change=True,
+        simulator_only=True,
     )
     client_memory: Literal["auto", "device", "host", "disk"] = key(
         "auto",

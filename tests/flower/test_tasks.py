@@ -363,7 +363,15 @@ def test_a_training_loss_that_is_no_number_is_refused(loss):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("evaluate_clients", True), ("finetune_steps", 2), ("validation", 0.2), ("reserve", 0.2)]
+    ("name", "value"),
+    [
+        ("evaluate_clients", True),
+        ("finetune_steps", 2),
+        ("validation", 0.2),
+        ("reserve", 0.2),
+        ("buffers", "local"),
+        ("data_memory", "host"),
+    ],
 )
 def test_what_stays_refused_is_refused_by_name(name, value):
     server, _ = halves()
@@ -376,6 +384,8 @@ def test_the_list_of_what_only_the_simulator_has():
     assert [name for name, facts in keys().items() if facts.simulator_only] == [
         "evaluate_clients",
         "finetune_steps",
+        "buffers",
+        "data_memory",
     ]
 
 
@@ -405,10 +415,11 @@ class WithBase(nn.Module):
         torch.manual_seed(seed)
         self.base, self.adapter = nn.Linear(5, 4), nn.Linear(4, 1)
         self.base.requires_grad_(False)
+        self.register_buffer("shift", torch.full((1,), 0.25))
         nn.init.constant_(self.adapter.weight, 0.1)
 
     def forward(self, x):
-        return self.adapter(torch.relu(self.base(x)))
+        return self.adapter(torch.relu(self.base(x))) + self.shift
 
 
 class TestFrozenParameters:
@@ -426,6 +437,13 @@ class TestFrozenParameters:
         strategy = flower.strategy("fedavg", **halved.server(), min_available_nodes=NODES - 1, **more)
         train(strategy, Unreliable(apps, NODES), 2)
         return strategy
+
+    def test_a_node_with_another_constant_is_refused_by_name(self):
+        other = WithBase()
+        other.shift.fill_(0.5)
+        strategy = self.run(other)
+        assert {refusal.client for refusal in strategy.refusals} == {3}
+        assert all("shift" in refusal.reason for refusal in strategy.refusals)
 
     def test_a_node_with_another_base_is_refused_by_name(self):
         strategy = self.run(lambda: WithBase(seed=1))
