@@ -44,7 +44,10 @@ def rounds(world, method, n=4, engine=None):
 
 
 def plain_rounds(world, kept=()):
-    """FedAvg on whole state dicts, as anybody would write it; what is in ``kept`` stays with its client."""
+    """FedAvg on whole state dicts, as anybody would write it; what is in ``kept`` stays with its client.
+
+    A client that comes for the first time has the server's parameters, and the statistics of the first model.
+    """
     task, planner, lr = world.task, world.planner, world.config.lr
     server = task.flat.state_dict(torch.cat([world.w0, task.first_statistics]))
     own: dict[int, dict[str, torch.Tensor]] = {}
@@ -52,11 +55,12 @@ def plain_rounds(world, kept=()):
     states = []
     for t in range(1, 5):
         ids = world.draw(t).answered
-        plan, replies = planner.plan(t, ids), []
+        plan, begun, replies = planner.plan(t, ids), [], []
         for i, client in enumerate(ids.tolist()):
             net = copy.deepcopy(task.module).train()
-            mine = own.get(client, {n: first[n] for n in kept})
+            mine = own.get(client, {n: first[n] for n in kept if n in task.traits.statistics})
             net.load_state_dict(server | mine)
+            begun.append({n: v.clone() for n, v in net.state_dict().items()})
             optimizer = torch.optim.SGD(net.parameters(), lr)
             for k in range(plan.steps[i]):
                 rows = torch.from_numpy(plan.index[i, k, : plan.count[i, k]])
@@ -67,7 +71,10 @@ def plain_rounds(world, kept=()):
             own[client] = {n: replies[-1][n] for n in kept}
         for name in server:
             stack = torch.stack([reply[name] for reply in replies])
-            server[name] = stack.mean(0) if stack.is_floating_point() else stack.amax(0)
+            if name in task.traits.statistics:
+                server[name] = stack.mean(0) if stack.is_floating_point() else stack.amax(0)
+            else:  # the mean of the models, if all began with the server's
+                server[name] = server[name] + (stack - torch.stack([b[name] for b in begun])).mean(0)
         states.append(copy.deepcopy(server))
     return states, own
 
