@@ -33,8 +33,8 @@ MOST_HOLDINGS = 250_000
 class Experiment:
     """Everything that the methods of a comparison share for one seed; `feddpc.build.build` makes it.
 
-    ``config`` is resolved, but for method and engine. A method that changes data, network or first model gets an
-    experiment of its own (`feddpc.build.for_method`).
+    ``config`` is resolved, but for where and how fast it is computed. A method that changes data, network or first
+    model gets an experiment of its own (`feddpc.build.for_method`).
     """
 
     config: Config
@@ -77,6 +77,12 @@ class Experiment:
         """Return this experiment with another task, on which models are judged too."""
         validate = None if self.validate is None else judge(task, self.data, self.held_out)
         return dataclasses.replace(self, task=task, validate=validate, **changes)
+
+    @property
+    def step_work(self) -> int:
+        """The work of a local step: parameters times batch size, for tokens times their number per sample."""
+        positions = self.data.y_train.shape[1] if self.data.target == "tokens" else 1
+        return self.task.d * self.planner.batch_size * positions
 
     def evaluates_in(self, t: int) -> bool:
         """Return whether the model is evaluated after round ``t``: every few rounds, and after the last one."""

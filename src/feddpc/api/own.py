@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from feddpc.build import TaskParts, build, with_reserve
+from feddpc.build import TaskParts, build
 from feddpc.config import Config
 from feddpc.data import Dataset, load
 from feddpc.data.loading import check_options
@@ -67,7 +67,7 @@ class Own:
 
     def experiment(self, config: Config, method: Method) -> Experiment:
         """Build what ``config`` says, with these things in their places."""
-        return build(with_reserve(config, [method]), **self.parts())
+        return build(config, method=method, **self.parts())
 
 
 def refuse_none(**things: Any) -> None:

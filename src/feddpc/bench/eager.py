@@ -23,7 +23,7 @@ class Eager:
 
     def __init__(self, experiment: Experiment) -> None:
         config, data = experiment.config, experiment.data
-        self.device = torch.device(config.device)
+        self.device = experiment.w0.device
         self.lr, self.batch_size, self.epochs = config.lr, config.batch_size or 256, config.epochs
         self.sampler, self.partition = experiment.sampler, experiment.partition
         self.x, self.x_test = self._samples(data.x_train), self._samples(data.x_test)

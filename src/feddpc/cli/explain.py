@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,18 +127,16 @@ def partition(
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     source = load(wanted.data, **wanted.data_options)
-    wanted = dataclasses.replace(wanted, partition=partition_name(wanted, source))
-    options = partition_options(wanted, len(source.y_train))
-    if wanted.partition == "natural":
+    name = partition_name(wanted, source)
+    options = partition_options(wanted, name, len(source.y_train))
+    if name == "natural":
         split = source.natural_partition()[0]
     else:
-        split = schemes.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
+        split = schemes.make(name, source.y_train, wanted.clients, seed=wanted.seed, **options)
     summary = schemes.summary(split, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = (
-        f"{short_name(wanted.data)}: {short_name(wanted.partition)}"
-        + (f" ({terms})" if terms else "")
-        + f", seed {wanted.seed}"
+        f"{short_name(wanted.data)}: {short_name(name)}" + (f" ({terms})" if terms else "") + f", seed {wanted.seed}"
     )
     drawn = source.target == "classes"
     if drawn:
@@ -149,7 +146,7 @@ def partition(
             )
     if as_json:
         picture = str(out) if drawn else None
-        typer.echo(json.dumps({**summary, "partition": wanted.partition, **options, "picture": picture}))
+        typer.echo(json.dumps({**summary, "partition": name, **options, "picture": picture}))
         return
     typer.echo(title)
     for key, value in summary.items():

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
-from feddpc.config import code_in, may_change, per_run_keys
-from feddpc.errors import BadInputError, RunFolderError
+from feddpc.config import code_in, per_run_keys
+from feddpc.errors import BadInputError
 from feddpc.registry import refuse_code, short_name
 
 if TYPE_CHECKING:
-    from feddpc.config import Config
     from feddpc.runs.rerun import RerunPlan
     from feddpc.runs.runner import Outcome
     from feddpc.study.overrides import Overrides
@@ -40,9 +39,9 @@ def run(
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
     out = flags.output_folder(out, "run", resume=resume)
-    from feddpc.build import build, make_method, with_reserve
+    from feddpc.build import build
     from feddpc.config import Config
-    from feddpc.runs.record import load_config
+    from feddpc.runs.record import load_config, resumed_config
     from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop, execute
 
@@ -62,11 +61,11 @@ def run(
     if rerun is not None:
         wanted = rerun.config
     elif stored is not None:
-        wanted = _resumed(out, stored, overrides.values, overrides.hyper.get(name, {}))
+        wanted = resumed_config(out, overrides.values | {"hyper": overrides.hyper.get(name, {})})
     else:
         wanted = overrides.config(name)
     display, stop = _display(quiet, as_json), Stop()
-    experiment = build(with_reserve(wanted, [make_method(wanted)[0]]))
+    experiment = build(wanted)
     with stop.on_interrupt(), display:
         display.begin(wanted)
         outcome = execute(
@@ -149,16 +148,6 @@ def compare(
         )
     _present(outcomes, out, quiet, as_json)
     flags.exit_with([o.status for o in outcomes], interrupted=stop.wanted)
-
-
-def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
-    """Return the configuration of a run to continue; only keys that do not affect recorded rounds may change."""
-    asked = {k: v for k, v in values.items() if k not in may_change()} | ({"hyper": hyper} if hyper else {})
-    if different := stored.differences(asked):
-        raise RunFolderError(
-            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
-        )
-    return type(stored).read({**stored.asdict(), **{k: values[k] for k in may_change() if k in values}})
 
 
 def _rerun(like: Path, overrides: Overrides, method: str, quiet: bool) -> RerunPlan:

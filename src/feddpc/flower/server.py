@@ -99,7 +99,7 @@ def strategy(
                 f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether "
                 "all the others count, and the budget is counted for one: leave it out"
             )
-    settings = resolve_policies(settings)
+    settings = resolve_policies(settings, method.usual_server_lr)
     tested = None
     if test is not None:
         data = Dataset.from_arrays(*test, *test, classes=classes)

@@ -217,6 +217,16 @@ def load_config(path: Path) -> Config:
         raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
 
 
+def resumed_config(path: Path, given: Mapping[str, Any]) -> Config:
+    """Return the configuration of the run in ``path`` with what is ``given``; only `MAY_CHANGE` may differ."""
+    stored = load_config(path)
+    if different := stored.differences({k: v for k, v in given.items() if k not in MAY_CHANGE}):
+        raise RunFolderError(
+            f"{path} was made with another configuration ({'; '.join(different)}): choose another --out"
+        )
+    return Config.read(stored.asdict() | {k: given[k] for k in MAY_CHANGE if k in given})
+
+
 def config_digest(config: Config) -> str:
     """Return a hash of what a resumed run must not change; default values are left out, so that new keys may appear."""
     usual = Config().asdict()

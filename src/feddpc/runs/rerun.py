@@ -105,7 +105,7 @@ class RerunPlan:
         Other data or another partition are an error, unless settings were changed: then no more than the rest of it.
         """
         before, print_before = self.environment, self.environment["fingerprint"]
-        now, print_now = environment(self.config.engine, {}, experiment.config.device), experiment.fingerprint()
+        now, print_now = environment(self.config.engine, {}, str(experiment.w0.device)), experiment.fingerprint()
         other = [part for part in print_now if part in print_before and print_before[part] != print_now[part]]
         if not self.changed and (wrong := [part for part in WORLD if part in other]):
             raise RunFolderError(

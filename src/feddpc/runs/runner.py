@@ -18,7 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from feddpc.build import for_method, make_method
+from feddpc import methods
+from feddpc.build import for_method, resolve_device
 from feddpc.callbacks import Callback, Callbacks, Run
 from feddpc.config import MAY_CHANGE, Config, code_in, execution_keys, options_by_choice
 from feddpc.errors import RunFolderError
@@ -32,7 +33,7 @@ from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.append_log import LogMark
-from feddpc.runs.engine_choice import CHOSEN, choose_engine
+from feddpc.runs.engine_choice import CHOSEN, Compile, choose_engine
 from feddpc.runs.record import (
     LEARNED,
     RunFolder,
@@ -47,6 +48,7 @@ from feddpc.runs.record import (
 )
 from feddpc.runs.tracking import Track, Tracking
 from feddpc.tasks.metrics import Metric
+from feddpc.torch_globals import set_precision, set_threads
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -120,6 +122,7 @@ def execute(
     *,
     method: Method | None = None,
     engine: str | None = None,
+    compile: Compile | None = None,
     out: Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -133,7 +136,7 @@ def execute(
     """Run ``experiment.config`` to its last round and return what came out.
 
     With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
-    with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
+    with ``resume`` a run that is there is continued. ``engine`` and ``compile`` replace what the configuration says.
     A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
     ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
     method made of the experiment, and may raise, before anything is written. ``callbacks`` may stop the run; if one of
@@ -141,10 +144,11 @@ def execute(
     """
     stop = stop or Stop()
     tracking = Tracking.of(track, out, resume)
-    if method is None:
-        method, config = make_method(experiment.config)
-    else:
-        config = dataclasses.replace(experiment.config, method=method.name, hyper=method.hyper())
+    asked = experiment.config
+    name = asked.method if method is None else method.name
+    method = method or methods.create(asked.method, **asked.hyper)
+    set_precision(asked.precision)
+    threads = set_threads(asked.threads, experiment.step_work)
     experiment.local(method)  # refuses a client optimizer that the method cannot have
     policies = experiment.policies
     if policies.privacy is not None:
@@ -152,20 +156,27 @@ def execute(
     if policies.defense is not None and policies.defense.rule is not None:
         method.check_rule()
     resume = resume and out is not None and is_run(out)
-    stored = load_config(out) if resume and out is not None else Config()
+    stored = load_config(out) if resume and out is not None else None
     experiment = for_method(experiment, method, _learned(out) if resume and out is not None else None)
     if examine is not None:
         examine(experiment)
-    if resume and config.engine in CHOSEN:  # a resumed run keeps its engine
-        config = dataclasses.replace(config, engine=stored.engine, compile=stored.compile)
-        changed = dataclasses.replace(experiment.config, compile=stored.compile)
-        experiment = dataclasses.replace(experiment, config=changed)
-    wanted = engine or config.engine
-    machine, timings = choose_engine(wanted, experiment, method)
-    kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
-    kind = resolve(kind, method, experiment.w0, len(experiment.population))
-    compiles = getattr(machine, "compile", False)
-    config = dataclasses.replace(config, engine=machine.name, compile=compiles, client_memory=kind)
+    memory = asked.client_memory
+    if stored is not None:  # a resumed run keeps its engine and its place for memories
+        if asked.engine in CHOSEN:
+            engine, compile = engine or stored.engine, stored.compile
+        memory = stored.client_memory if memory == "auto" else memory
+    machine, timings = choose_engine(engine or asked.engine, experiment, method, compile=compile)
+    kind = resolve(memory, method, experiment.w0, len(experiment.population))
+    config = dataclasses.replace(
+        asked,
+        method=name,
+        hyper=method.hyper(),
+        device=resolve_device(asked.device),
+        threads=threads,
+        engine=machine.name,
+        compile=getattr(machine, "compile", False),
+        client_memory=kind,
+    )
     placement = Placement(kind, out / "checkpoint" if out is not None else None)
     population, optimizer = len(experiment.population), policies.optimizer
     progress = RunState.begin(method, experiment.w0, population, placement, optimizer)

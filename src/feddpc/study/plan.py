@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import methods
-from feddpc.build import make_method
 from feddpc.config import PARTS, Config, parse_set, read_toml, write_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.registry import code_names, refuse_code
@@ -115,7 +114,7 @@ class StudyPlan:
         if config.reserve is not None:
             return config.reserve
         others = [methods.create(name, **self.overrides.hyper.get(name, {})) for name in self.methods]
-        return max(m.reserve for m in (*others, make_method(config)[0]))
+        return max(m.reserve for m in (*others, methods.create(config.method, **config.hyper)))
 
     def extended(self, more: StudyPlan) -> StudyPlan:
         """Return this plan with the methods, seeds, grid values and trials that ``more`` adds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -12,7 +11,8 @@ from typing import Any
 
 import torch
 
-from feddpc.build import make_method, resolve, with_reserve
+from feddpc import methods
+from feddpc.build import resolve
 from feddpc.config import PARTS, Config, execution_keys
 from feddpc.registry import code_digest, is_code, short_name
 from feddpc.study.setup_cache import dataset, fingerprint
@@ -37,14 +37,9 @@ class RunSpec:
     @cached_property
     def complete(self) -> Config:
         """The configuration, filled in and checked; missing data are an error that names the remedy."""
-        method, config = make_method(self.config)
-        method.init_server(torch.zeros(1), config.clients)
-        return resolve(with_reserve(config, [method]), dataset(config))
-
-    @property
-    def runnable(self) -> Config:
-        """The complete configuration, with engine, device, threads and memory as they were asked for."""
-        return dataclasses.replace(self.complete, **{key: getattr(self.config, key) for key in EXECUTION_KEYS})
+        resolved = resolve(self.config, dataset(self.config))
+        methods.create(resolved.method, **resolved.hyper).init_server(torch.zeros(1), resolved.clients)
+        return resolved
 
     @cached_property
     def key(self) -> str:

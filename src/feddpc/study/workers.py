@@ -75,7 +75,7 @@ def execute_spec(
     A ``lean`` run keeps its records only, and is not forced to the disk: what a power cut damages is run again.
     """
     with without_sync() if lean else nullcontext():
-        setup = partial(setup_cache.experiment, spec.runnable)
+        setup = partial(setup_cache.experiment, spec.complete)
         return execute_shared(setup, at_once=at_once, out=path, resume=resume, lean=lean, **how)
 
 
