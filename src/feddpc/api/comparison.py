@@ -37,7 +37,7 @@ def compare(
     model: nn.Module | str = "auto",
     partition: Partition | Sequence[npt.ArrayLike] | str = "auto",
     rounds: int = 100,
-    clients: int = 100,
+    clients: int | None = None,
     cohort: int = 10,
     client_lr: float | None = None,
     server_lr: float | None = None,
@@ -63,7 +63,7 @@ def compare(
         model: as in :func:`simulate`.
         partition: as in :func:`simulate`.
         rounds: communication rounds.
-        clients: population; ignored when ``partition`` is given as index lists.
+        clients: as in :func:`simulate`.
         cohort: clients per round.
         client_lr: local learning rate, by default 0.1; ``lr`` is another name for it.
         server_lr: server learning rate, by default the local one.
@@ -93,10 +93,9 @@ def compare(
     overrides = _overrides(methods, hyper or {})
     labels = _labels(methods, overrides)
     own = Own.of(data=data, model=model, method=None, partition=partition, more=more)
-    given = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
-    if isinstance(partition, str):
-        given["clients"] = clients
-    overrides.values |= {key: value for key, value in (given | own.values).items() if value is not None}
+    given = {"clients": clients, "rounds": rounds, "cohort": cohort, "server_lr": server_lr}
+    given |= one_rate(more, client_lr) | own.values
+    overrides.values |= {key: value for key, value in given.items() if value is not None}
     named = isinstance(data, str | Path) and own.data is not None and own.data.client_ids is None
     things = OwnParts(
         {name: part for name, part in own.parts().items() if name != "data" or not named},

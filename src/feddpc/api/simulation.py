@@ -26,6 +26,7 @@ from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import OnRound, Stop, execute
 from feddpc.runs.tracking import Track
 from feddpc.torch_globals import preserve_torch_globals
+from feddpc.unused import refuse_unused
 
 
 def simulate(
@@ -34,7 +35,7 @@ def simulate(
     model: nn.Module | str = "auto",
     method: Method | type[Method] | str = "feddpc",
     rounds: int = 100,
-    clients: int = 100,
+    clients: int | None = None,
     cohort: int = 10,
     client_lr: float | None = None,
     server_lr: float | None = None,
@@ -60,7 +61,8 @@ def simulate(
             data, model and partition may be registered (:func:`register`) or in a file, ``FILE.py:NAME``.
         method: a method, its class, or its name (hyper-parameters then through ``hyper={...}``).
         rounds: communication rounds.
-        clients: population; ignored when ``partition`` is given as index lists.
+        clients: population, by default 100; ignored when ``partition`` is given as index lists. Where the data say who
+            holds what, it is the number of these clients.
         cohort: clients per round.
         client_lr: local learning rate, by default 0.1; ``lr`` is another name for it.
         server_lr: server learning rate, by default the local one.
@@ -93,11 +95,12 @@ def simulate(
     with preserve_torch_globals():
         own = Own.of(data=data, model=model, method=method, partition=partition, more=more)
         values = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
-        if isinstance(partition, str):
-            values["clients"] = clients
-        config = Config.read(values | own.values)
+        values |= ({} if clients is None else {"clients": clients}) | own.values
+        config = Config.read(values)
         chosen = own.method or methods.create(config.method, **config.hyper)
         experiment, stop = own.experiment(config, chosen), Stop()
+        if not resume:
+            refuse_unused([(values, experiment.config)])
         with stop.on_callers_interrupt(), following(progress, experiment.config, on_round) as followed:
             outcome = execute(
                 experiment,
@@ -153,6 +156,7 @@ def rerun(
         refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
         experiment, stop = own.experiment(again.config, chosen), Stop()
+        refuse_unused([(changes, experiment.config)])
         with stop.on_callers_interrupt(), following(progress, experiment.config, on_round) as followed:
             outcome = execute(
                 experiment,

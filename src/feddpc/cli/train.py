@@ -44,6 +44,7 @@ def run(
     from feddpc.runs.record import load_config, resumed_config
     from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop, execute
+    from feddpc.unused import refuse_unused
 
     if resume:
         check_resumable(out, "run")
@@ -66,6 +67,8 @@ def run(
         wanted = overrides.config(name)
     display, stop = _display(quiet, as_json), Stop()
     experiment = build(wanted)
+    if stored is None:
+        refuse_unused([(overrides.values, experiment.config)])
     with stop.on_interrupt(), display:
         display.begin(wanted)
         outcome = execute(

@@ -410,6 +410,9 @@ def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, st
     before = read_json(out / "environment.json").get("fingerprint", {})
     different += [f"other {part}" for part in before if before[part] != now.get(part)]
     if different:
-        raise RunFolderError(
-            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
-        )
+        over, remedy = stored.lr_schedule_options.get("over"), "choose another --out"
+        if asked["lr_schedule"] == stored.lr_schedule and over != config.lr_schedule_options.get("over"):
+            remedy += (
+                f", or give lr_schedule_options = {{'over': {over}}} to go on with the schedule of the first rounds"
+            )
+        raise RunFolderError(f"{out} was made with another configuration ({'; '.join(different)}): {remedy}")

@@ -31,6 +31,7 @@ from feddpc.study.plan import FILES, StudyPlan, claim
 from feddpc.study.spec import RunSpec
 from feddpc.study.workers import execute_shared
 from feddpc.torch_globals import preserve_torch_globals
+from feddpc.unused import refuse_unused
 
 __all__ = ["Listener", "Overrides", "OwnParts", "compare", "run_comparison", "run_name"]
 
@@ -192,6 +193,7 @@ def _plan_runs(plan: StudyPlan, own: OwnParts, out: Path | None) -> dict[tuple[s
     made = {name: own.method(name, hyper.get(name, {})) for name in plan.methods}
     reserve = values.get("reserve", max(method.reserve for method in made.values()))
     runs = {}
+    fresh: list[tuple[dict[str, Any], Config]] = []
     for seed in plan.seeds:
         for name, method in made.items():
             label = name if name in own.methods else method.name
@@ -207,7 +209,10 @@ def _plan_runs(plan: StudyPlan, own: OwnParts, out: Path | None) -> dict[tuple[s
             config = own.resolve(config, name)
             if config.privacy:
                 check_private(method)
+            if begun is None:
+                fresh.append((values, config))
             runs[name, seed] = _PlannedRun(folder, config, begun)
+    refuse_unused(fresh)
     if len({run.name for run in runs.values()}) < len(runs):
         raise BadInputError(f"methods = {', '.join(plan.methods)}: two of them have the same name")
     return runs

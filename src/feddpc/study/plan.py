@@ -73,6 +73,10 @@ class StudyPlan:
         """Return what is varied for a method."""
         return [key for key in self.space.axes if _has(method, _plain(key))] if self.space else []
 
+    def draws(self, keys: Sequence[str]) -> bool:
+        """Say whether one of ``keys`` is drawn at random, so that the first trials need not have all its values."""
+        return self.space is not None and self.space.trials is not None and any(key in self.space.axes for key in keys)
+
     def budgets(self) -> dict[str, int]:
         """Return how many settings are tried per method."""
         return {name: self.space.size(self.keys(name)) if self.space else 1 for name in self.methods}
