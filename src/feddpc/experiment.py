@@ -85,8 +85,8 @@ class Experiment:
         return self.task.d * self.planner.batch_size * positions
 
     def evaluates_in(self, t: int) -> bool:
-        """Return whether the model is evaluated after round ``t``: every few rounds, and after the last one."""
-        return self.evaluates and (t % self.config.evaluate_every == 0 or t == self.config.rounds)
+        """Return whether the model is evaluated after round ``t``."""
+        return self.evaluates and evaluated_in(self.config, t)
 
     # A round's participants and batches.
 
@@ -148,6 +148,11 @@ class Experiment:
             "partition": _hash(dealt.order, dealt.starts),
             "initial model": _hash(layout, self.w0.cpu().numpy(), *frozen),
         }
+
+
+def evaluated_in(config: Config, t: int) -> bool:
+    """Return whether the model is evaluated after round ``t``: every few rounds, and after the last one."""
+    return t % config.evaluate_every == 0 or t == config.rounds
 
 
 def data_hash(data: Dataset) -> str:

@@ -15,7 +15,7 @@ from feddpc.data.loading import is_own
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.registry import is_code
-from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records
+from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records, without_former_last
 
 #: What of the surroundings may change a result, if only its last digits.
 SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "threads")
@@ -125,7 +125,7 @@ class RerunPlan:
     def compare(self, records: Sequence[dict[str, Any]]) -> RerunReport:
         """Say how alike ``records`` are to the first ones."""
         damage: list[str] = []
-        first = read_records(self.folder / "rounds.jsonl", damage=damage)
+        first = without_former_last(load_config(self.folder), read_records(self.folder / "rounds.jsonl", damage=damage))
         for text in damage:
             self.tell(text)
         pairs = list(zip(first, records, strict=False))

@@ -45,6 +45,7 @@ from feddpc.runs.record import (
     read_json,
     read_records,
     summarize,
+    without_former_last,
 )
 from feddpc.runs.tracking import Track, Tracking
 from feddpc.tasks.metrics import Metric
@@ -376,7 +377,7 @@ def reopen(
         if saved is not None:
             checkpoint.restore(saved, progress)
         folder.go_on(mark, beside)
-        records = read_records(out / "rounds.jsonl", mark.size)
+        records = without_former_last(config, read_records(out / "rounds.jsonl", mark.size))
         if len(records) != progress.round:
             raise RunFolderError(
                 f"{out}: {len(records)} rounds are recorded, the checkpoint is of round {progress.round}"
