@@ -11,7 +11,7 @@ import typer
 
 from feddpc.cli import flags
 from feddpc.cli.commands import Command, Group
-from feddpc.config import per_run_keys
+from feddpc.config import PER_RUN_KEYS
 from feddpc.errors import BadInputError, RunFolderError, unknown
 from feddpc.registry import short_name
 
@@ -29,7 +29,7 @@ NAMED = 10
 
 
 @app.callback()
-@flags.config_flags(without=per_run_keys(), defaults={"validation": "0.1"})
+@flags.config_flags(without=PER_RUN_KEYS, defaults={"validation": "0.1"})
 def sweep(
     context: typer.Context,
     given: dict[str, Any],

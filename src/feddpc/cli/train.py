@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
-from feddpc.config import code_in, per_run_keys
+from feddpc.config import PER_RUN_KEYS, code_in
 from feddpc.errors import BadInputError
 from feddpc.registry import refuse_code, short_name
 
@@ -89,7 +89,7 @@ def run(
     flags.exit_with([outcome.status], interrupted=stop.wanted)
 
 
-@flags.config_flags(without=per_run_keys())
+@flags.config_flags(without=PER_RUN_KEYS)
 def compare(
     given: dict[str, Any],
     methods: Annotated[str | None, flags.methods_flag(PAPER)] = None,

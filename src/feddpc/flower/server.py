@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from feddpc import methods
 from feddpc.build import adapt_module
-from feddpc.config import Config, execution_keys, keys, may_change, option_tables
+from feddpc.config import EXECUTION_KEYS, MAY_CHANGE, OPTION_TABLES, Config, keys
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler
@@ -185,7 +185,7 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
     >>> from_run_config({"method": "fedprox", "fedprox.mu": 0.1, "feddpc.lam": 0.5})
     {'method': 'fedprox', 'hyper': {'mu': 0.1}}
     """
-    tables = {"hyper": "hyper", **option_tables()}
+    tables = {"hyper": "hyper", **OPTION_TABLES}
     if method := values.get("method", method):
         tables[method] = "hyper"
     hints = get_type_hints(strategy)
@@ -312,7 +312,7 @@ class Dealt:
         """Return the arguments of ``strategy`` and ``server_app``, except the method."""
         experiment = self.experiment
         data, config = experiment.data, experiment.config
-        skip = ("method", "hyper", *execution_keys(), *may_change())
+        skip = ("method", "hyper", *EXECUTION_KEYS, *MAY_CHANGE)
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import models
-from feddpc.config import Config, options_by_choice
+from feddpc.config import OPTIONS_BY_CHOICE, Config
 from feddpc.data import names
 from feddpc.data.loading import is_own
 from feddpc.errors import BadInputError, RunFolderError
@@ -74,7 +74,7 @@ class RerunPlan:
             raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
         values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
         base = Config.read(values)
-        for key, options in options_by_choice().items():
+        for key, options in OPTIONS_BY_CHOICE.items():
             if given.get(key, values[key]) != values[key]:
                 values[options] = {}
         if given.get("method", stored.method) != stored.method:

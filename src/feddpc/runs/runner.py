@@ -21,7 +21,7 @@ from torch import Tensor
 from feddpc import methods
 from feddpc.build import for_method, resolve_device
 from feddpc.callbacks import Callback, Callbacks, Run
-from feddpc.config import MAY_CHANGE, Config, code_in, execution_keys, options_by_choice
+from feddpc.config import EXECUTION_KEYS, MAY_CHANGE, OPTIONS_BY_CHOICE, Config, code_in
 from feddpc.errors import RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
@@ -401,8 +401,8 @@ def reopen(
 def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, str]) -> None:
     """Raise if a run folder was made with something else than what is to be continued."""
     different = stored.differences({k: v for k, v in config.asdict().items() if k not in MAY_CHANGE})
-    asked, before, free = config.asdict(), stored.asdict(), {*MAY_CHANGE, *execution_keys()}
-    free |= {table for choice, table in options_by_choice().items() if asked.get(choice) != before.get(choice)}
+    asked, before, free = config.asdict(), stored.asdict(), {*MAY_CHANGE, *EXECUTION_KEYS}
+    free |= {table for choice, table in OPTIONS_BY_CHOICE.items() if asked.get(choice) != before.get(choice)}
     different += [f"without {key}" for key in before if before[key] and not asked.get(key) and key not in free]
     if not (out / "environment.json").exists():
         raise RunFolderError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import methods
-from feddpc.config import PARTS, Config, parse_set, read_toml, write_toml
+from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, Config, parse_set, read_toml, write_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.registry import code_names, refuse_code
 from feddpc.storage import explain_os_errors, make_folder, replace_text
@@ -24,7 +24,7 @@ from feddpc.study import space as spaces
 from feddpc.study.folder import CODE, RunResult, locked, shared_metric
 from feddpc.study.overrides import Overrides, hyper_names
 from feddpc.study.space import Options, Search, Settings, Space, spelled
-from feddpc.study.spec import EXECUTION_KEYS, RunSpec
+from feddpc.study.spec import RunSpec
 
 FILES = {"comparison": "compare.json", "sweep": "sweep.toml"}
 #: Other files and folders of a sweep.
@@ -135,7 +135,7 @@ class StudyPlan:
         tables = dict(self.overrides.hyper)
         if self.space is not None:
             values = {k: v for k, v in values.items() if k not in EXECUTION_KEYS}
-            tables = {part: values.pop(name, {}) for part, name in PARTS.items()} | tables
+            tables = {part: values.pop(name, {}) for part, name in OPTION_TABLES.items()} | tables
         sets = [f"{name}.{k}={spelled([v])}" for name, table in tables.items() for k, v in table.items()]
         table: dict[str, Any] = {"methods": list(self.methods), "seeds": list(self.seeds)}
         if space := self.space:
@@ -277,7 +277,7 @@ def _has(method: str, key: str) -> bool:
     """Say whether ``key``, which is known to exist, applies to a method."""
     part, _, name = key.rpartition(".")
     if part:
-        return part in PARTS or part in (method, methods.get(method).name)
+        return part in OPTION_TABLES or part in (method, methods.get(method).name)
     return name in hyper_names(method) or name in Config.__dataclass_fields__
 
 
@@ -286,7 +286,7 @@ def _plain(key: str) -> str:
 
 
 def _short(key: str) -> str:
-    return key if key.partition(".")[0] in PARTS else key.rpartition(".")[2]
+    return key if key.partition(".")[0] in OPTION_TABLES else key.rpartition(".")[2]
 
 
 def _word(value: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from feddpc.build import construct
-from feddpc.config import Config, after_setup_keys, code_in
+from feddpc.config import AFTER_SETUP_KEYS, Config, code_in
 from feddpc.data import Dataset, load, names
 from feddpc.experiment import Experiment, data_hash
 from feddpc.registry import code_digest, is_code
@@ -54,7 +54,7 @@ def setup_key(config: Config) -> str:
     >>> setup_key(Config(lr=0.1)) == setup_key(Config(lr=0.2)), setup_key(Config()) == setup_key(Config(clients=50))
     (True, False)
     """
-    shared = {k: v for k, v in config.asdict().items() if k not in after_setup_keys()}
+    shared = {k: v for k, v in config.asdict().items() if k not in AFTER_SETUP_KEYS}
     return json.dumps([shared, [code_digest(name) for name in code_in(shared)]], sort_keys=True)
 
 

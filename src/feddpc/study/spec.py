@@ -13,12 +13,9 @@ import torch
 
 from feddpc import methods
 from feddpc.build import resolve
-from feddpc.config import PARTS, Config, execution_keys
+from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, Config
 from feddpc.registry import code_digest, is_code, short_name
 from feddpc.study.setup_cache import dataset, fingerprint
-
-#: Keys that decide where and how fast a run computes, not its numbers.
-EXECUTION_KEYS = execution_keys()
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def settings(config: Config) -> dict[str, Any]:
     {'lr': 0.1, 'hyper.lam': 1.0}
     """
     values = config.asdict()
-    tables = {"hyper": "hyper", **PARTS}
+    tables = {"hyper": "hyper", **OPTION_TABLES}
     plain = {k: v for k, v in values.items() if k not in (*EXECUTION_KEYS, *tables.values(), "method", "seed")}
     plain |= {f"{part}.{k}": v for part, name in tables.items() for k, v in values[name].items()}
     for follower, leader in (("server_lr", "lr"), ("partition.alpha", "alpha")):
