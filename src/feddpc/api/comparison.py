@@ -13,7 +13,6 @@ from torch import nn
 
 from feddpc import methods as registered
 from feddpc.api.own import Own, make_method, one_rate, refuse_none, wrong_type
-from feddpc.api.progress import make_display
 from feddpc.api.results import Comparison, result_of
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.checks import check_int
@@ -21,6 +20,7 @@ from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import Method
+from feddpc.report.display import make_display
 from feddpc.report.groups import differing, show
 from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import Stop

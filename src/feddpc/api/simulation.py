@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,19 @@ from torch import nn
 
 from feddpc import methods
 from feddpc.api.own import Own, one_rate, refuse_none
-from feddpc.api.progress import following
 from feddpc.api.results import Rerun, Result, result_of
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.config import Config, code_in
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
+from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.registry import refuse_code
+from feddpc.report.display import make_display
 from feddpc.runs.rerun import RerunPlan
 from feddpc.runs.resumable import check_resumable
-from feddpc.runs.runner import OnRound, Stop, execute
+from feddpc.runs.runner import OnRound, Outcome, Stop, execute
 from feddpc.runs.tracking import Track
 from feddpc.torch_globals import preserve_torch_globals
 from feddpc.unused import refuse_unused
@@ -98,22 +100,11 @@ def simulate(
         values |= ({} if clients is None else {"clients": clients}) | own.values
         config = Config.read(values)
         chosen = own.method or methods.create(config.method, **config.hyper)
-        experiment, stop = own.experiment(config, chosen), Stop()
+        experiment = own.experiment(config, chosen)
         if not resume:
             refuse_unused([(values, experiment.config)])
-        with stop.on_callers_interrupt(), following(progress, experiment.config, on_round) as followed:
-            outcome = execute(
-                experiment,
-                method=chosen,
-                out=folder,
-                resume=resume,
-                on_round=followed.round,
-                stop=stop,
-                track=track,
-                callbacks=callbacks,
-            )
-            followed.end(outcome.summary)
-    return result_of(outcome)
+        how = {"out": folder, "resume": resume, "track": track, "on_round": on_round, "callbacks": callbacks}
+        return result_of(_execute(experiment, chosen, progress, **how))
 
 
 def rerun(
@@ -151,21 +142,20 @@ def rerun(
     changes = one_rate(changes, changes.pop("client_lr", None))
     with preserve_torch_globals():
         own = Own.of(data=data, model=model, method=method, partition=partition, more=changes)
-        again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
+        again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=6))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
-        experiment, stop = own.experiment(again.config, chosen), Stop()
+        experiment = own.experiment(again.config, chosen)
         refuse_unused([(changes, experiment.config)])
-        with stop.on_callers_interrupt(), following(progress, experiment.config, on_round) as followed:
-            outcome = execute(
-                experiment,
-                method=chosen,
-                out=Path(out) if out is not None else None,
-                on_round=followed.round,
-                stop=stop,
-                examine=again.examine,
-                callbacks=callbacks,
-            )
-            followed.end(outcome.summary)
+        folder_out = Path(out) if out is not None else None
+        how = {"out": folder_out, "on_round": on_round, "examine": again.examine, "callbacks": callbacks}
+        outcome = _execute(experiment, chosen, progress, **how)
     return Rerun(**vars(result_of(outcome)), likeness=again.compare(outcome.records))
+
+
+def _execute(experiment: Experiment, method: Method, progress: bool, **how: Any) -> Outcome:
+    """Run an experiment, with a display if that is asked for; Ctrl-C ends it after the present round."""
+    display, stop = make_display(progress), Stop()
+    with stop.on_callers_interrupt(), display or nullcontext():
+        return execute(experiment, method=method, listener=display, stop=stop, **how)

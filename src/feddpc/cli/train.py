@@ -70,18 +70,16 @@ def run(
     if stored is None:
         refuse_unused([(overrides.values, experiment.config)])
     with stop.on_interrupt(), display:
-        display.begin(wanted)
         outcome = execute(
             experiment,
             out=out,
             resume=resume,
-            on_round=display.round,
+            listener=display,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             track=track or (),
             examine=rerun.examine if rerun else None,
         )
-        display.end(outcome.summary)
     likeness = rerun.compare(outcome.records) if rerun else None
     _present([outcome], out, quiet, as_json, single=True, more={"like": likeness.asdict()} if likeness else {})
     if likeness and not (quiet or as_json):

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -103,6 +103,22 @@ class Stop:
                 signal.signal(number, handler)
 
 
+class Listener(Protocol):
+    """Follows the progress of runs, one after the other."""
+
+    def begin(self, config: Config) -> None:
+        """A run starts or continues."""
+
+    def round(self, record: dict[str, Any]) -> None:
+        """A round is finished."""
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """A run has ended."""
+
+    def another(self) -> Listener:
+        """Return a listener for another run at the same time."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A run that ended: how, what it recorded, and the model that it keeps."""
@@ -127,6 +143,7 @@ def execute(
     out: Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    listener: Listener | None = None,
     stop: Stop | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     lean: bool = False,
@@ -198,6 +215,8 @@ def execute(
         best = _BestModel(experiment, method, progress, records, ended) if config.keep == "best" else None
         if out is not None:
             tracking.begin(config, out, records)
+        if listener is not None:
+            listener.begin(config)
         watching.call("on_run_begin")
         while ended is None:
             record = run_round(experiment, method, machine, progress)
@@ -216,6 +235,8 @@ def execute(
             ended = _why(record, config, stop) or watching.run.stopped
             keeper.keep(record, ended)
             tracking.round(records[-1])
+            if listener is not None:
+                listener.round(records[-1])
             if on_round is not None:
                 on_round(records[-1])
         status, reason = ended
@@ -232,6 +253,8 @@ def execute(
                 shutil.rmtree(folder.checkpoint, ignore_errors=True)
         watching.run.status = status
         watching.call("on_run_end")
+        if listener is not None:
+            listener.end(summary)
     finally:
         tracking.end(summary)
         if folder is not None:

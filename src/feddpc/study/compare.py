@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from feddpc.privacy.mechanism import check as check_private
 from feddpc.runs.concurrent import run_concurrently
 from feddpc.runs.engine_choice import Compile
 from feddpc.runs.record import is_blank, is_run, resumed_config
-from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop
+from feddpc.runs.runner import CHECKPOINT_SECONDS, Listener, Outcome, Stop
 from feddpc.runs.tracking import Track, check
 from feddpc.study import setup_cache
 from feddpc.study.folder import StudyFolder
@@ -33,23 +33,7 @@ from feddpc.study.workers import execute_shared
 from feddpc.torch_globals import preserve_torch_globals
 from feddpc.unused import refuse_unused
 
-__all__ = ["Listener", "Overrides", "OwnParts", "compare", "run_comparison", "run_name"]
-
-
-class Listener(Protocol):
-    """Follows the progress of a comparison."""
-
-    def begin(self, config: Config) -> None:
-        """A run starts or continues."""
-
-    def round(self, record: dict[str, Any]) -> None:
-        """A round is finished."""
-
-    def end(self, summary: dict[str, Any]) -> None:
-        """A run has ended."""
-
-    def another(self) -> Listener:
-        """Return a listener for another run at the same time."""
+__all__ = ["Overrides", "OwnParts", "compare", "run_comparison", "run_name"]
 
 
 @dataclass(frozen=True)
@@ -140,9 +124,7 @@ def run_comparison(
         if stop.wanted:
             return None
         run = runs[key]
-        if listener:
-            listener.begin(run.config)
-        outcome = execute_shared(
+        return execute_shared(
             partial(own.experiment, run.config),
             at_once=at_once,
             method=own.methods.get(key[0]),
@@ -150,15 +132,12 @@ def run_comparison(
             engine=engine,
             compile=compile,
             resume=resume,
-            on_round=listener.round if listener else None,
+            listener=listener,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             track=trackers,
             callbacks=callbacks,
         )
-        if listener:
-            listener.end(outcome.summary)
-        return outcome
 
     timed = overrides.values.get("engine") == "fastest"
     engine = next((run.begun_with for run in runs.values() if run.begun_with), None) if timed else None
