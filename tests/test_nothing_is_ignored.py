@@ -239,6 +239,15 @@ def test_flags_that_would_do_nothing_are_refused(tmp_path, monkeypatch, command,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("line", ['method = "fedavg"', "seed = 3"])
+@pytest.mark.parametrize("command", [["compare"], ["sweep", "--grid", "lr=0.1,0.2"]])
+def test_a_file_for_a_study_has_lists_of_methods_and_seeds(tmp_path, line, command):
+    (tmp_path / "c.toml").write_text(line)
+    result = CliRunner().invoke(app, [*command, "--config", str(tmp_path / "c.toml"), "--out", str(tmp_path / "x")])
+    assert isinstance(result.exception, BadInputError)
+    assert line.split()[0] in str(result.exception)
+
+
 def test_a_sweep_over_partitions_may_share_what_some_of_them_use(tmp_path):
     grid = ["--grid", "partition=iid,dirichlet", "--alpha", "0.5", "--methods", "fedavg"]
     small = ["--clients", "10", "--rounds", "1", "--cohort", "2", "--model", "mlp", "--quiet"]

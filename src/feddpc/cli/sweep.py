@@ -84,16 +84,13 @@ def sweep(
     from feddpc.runs.runner import Stop
     from feddpc.study import StudyPlan, run_sweep
     from feddpc.study.choose import BY
-    from feddpc.study.plan import extend_stored, make_space, stored_plan
+    from feddpc.study.plan import extend_stored, make_space
 
     if select is not None and select not in BY:
         raise unknown("way to choose", select, BY)
     out = flags.output_folder(out, "sweep")
-    table = flags.table(config)
-    before = stored_plan(out, "sweep", [methods or "", given, table, set_ or [], grid or [], random or []])
-    names, numbers, overrides = flags.merge_study(
-        out, before, methods, seeds, given, table, set_, default=["feddpc"], add=extend
-    )
+    axes, asked = [*(grid or []), *(random or [])], ("sweep", out, methods, seeds, given, config, set_)
+    names, numbers, overrides, before = flags.merge_study(*asked, default=["feddpc"], add=extend, axes=axes)
     objective = "validation" if overrides.values.setdefault("validation", 0.1) else "test"
     if before and not any((grid, random, trials, sampler, search_seed)):
         space = before.space

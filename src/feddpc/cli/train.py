@@ -119,19 +119,11 @@ def compare(
     from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop
     from feddpc.study.compare import compare as run_comparison
-    from feddpc.study.plan import stored_plan
 
     if resume:
         check_resumable(out, "comparison")
-    table = flags.table(config)
-    for key in ("method", "seed"):
-        if key in table:
-            raise BadInputError(f"{key} in {config}: a comparison has {key}s, a list")
-    asked = [methods or "", given, table, set_ or []]
-    before = stored_plan(out, "comparison", asked) if resume else None
-    names, numbers, overrides = flags.merge_study(
-        out, before, methods, seeds, given, table, set_, default=PAPER.split(","), add=True
-    )
+    asked = ("comparison", out, methods, seeds, given, config, set_)
+    names, numbers, overrides, _ = flags.merge_study(*asked, default=PAPER.split(","), add=True, resume=resume)
     display, stop = _display(quiet, as_json), Stop()
     with stop.on_interrupt(), display:
         outcomes = run_comparison(
