@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from feddpc.config.fields import Config
-from feddpc.config.keys import Key, facts_of, options_by_choice, types_of
+from feddpc.config.metadata import Key, facts_of, options_by_choice, types_of
 from feddpc.registry import code_names
 
 

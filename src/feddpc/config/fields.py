@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from feddpc.config.keys import Keyed, Options, about, key
+from feddpc.config.metadata import Keyed, Options, about, key
 from feddpc.errors import BadInputError
 
 

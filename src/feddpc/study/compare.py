@@ -177,8 +177,7 @@ def _plan_runs(plan: StudyPlan, own: OwnParts, out: Path | None) -> dict[tuple[s
         for name, method in made.items():
             label = name if name in own.methods else method.name
             folder = run_name(label, seed)
-            named = {"method": method.name if name in own.methods else name, "hyper": method.hyper(), "seed": seed}
-            config = Config.read(values | named | {"reserve": reserve})
+            config = plan.overrides.config(name, seed=seed, reserve=reserve)
             method.init_server(torch.zeros(1), config.clients)
             begun = None
             if out is not None and is_run(out / folder):

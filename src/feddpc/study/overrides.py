@@ -53,10 +53,9 @@ class Overrides:
             else:
                 self.values[key] = dict(value) if isinstance(value, dict) else value
 
-    def config(self, method: str, seed: int | None = None) -> Config:
-        """Return the configuration of one method and seed."""
-        values = {**self.values, "method": method, "hyper": self.hyper.get(method, {})}
-        return Config.read(values if seed is None else {**values, "seed": seed})
+    def config(self, method: str, **more: Any) -> Config:
+        """Return the configuration of one method; ``more`` are values of this run alone, such as its seed."""
+        return Config.read({**self.values, "method": method, "hyper": self.hyper.get(method, {}), **more})
 
     def copy(self) -> Overrides:
         """Return a copy whose tables can be changed."""

@@ -93,9 +93,7 @@ class StudyPlan:
         words = " ".join([methods.get(method).name, *(f"{_short(k)}={_word(v)}" for k, v in settings.items())])
         reserve = self._reserve(overrides.config(method))
         return [
-            RunSpec(
-                dataclasses.replace(overrides.config(method, seed), reserve=reserve), f"{words} seed {seed}", settings
-            )
+            RunSpec(overrides.config(method, seed=seed, reserve=reserve), f"{words} seed {seed}", settings)
             for seed in self.seeds
         ]
 
