@@ -96,11 +96,9 @@ def compare(
     given = {"clients": clients, "rounds": rounds, "cohort": cohort, "server_lr": server_lr}
     given |= one_rate(more, client_lr) | own.values
     overrides.values |= {key: value for key, value in given.items() if value is not None}
-    named = isinstance(data, str | Path) and own.data is not None and own.data.client_ids is None
-    things = OwnParts(
-        {name: part for name, part in own.parts().items() if name != "data" or not named},
-        {name: method for name, (_, method) in labels.items() if method is not None},
-    )
+    if isinstance(data, str | Path) and own.parts["data"].client_ids is None:
+        del own.parts["data"]  # it is loaded by its name, once for all comparisons of this process
+    things = OwnParts(own.parts, {name: method for name, (_, method) in labels.items() if method is not None})
     display, stop = make_display(progress), Stop()
     with stop.on_callers_interrupt(), display or nullcontext():
         outcomes = run_comparison(

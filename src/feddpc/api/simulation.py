@@ -14,6 +14,7 @@ from torch import nn
 from feddpc import methods
 from feddpc.api.own import Own, one_rate, refuse_none
 from feddpc.api.results import Rerun, Result, result_of
+from feddpc.build import build
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.config import Config, code_in
 from feddpc.data import Dataset
@@ -100,7 +101,7 @@ def simulate(
         values |= ({} if clients is None else {"clients": clients}) | own.values
         config = Config.read(values)
         chosen = own.method or methods.create(config.method, **config.hyper)
-        experiment = own.experiment(config, chosen)
+        experiment = build(config, method=chosen, **own.parts)
         if not resume:
             refuse_unused([(values, experiment.config)])
         how = {"out": folder, "resume": resume, "track": track, "on_round": on_round, "callbacks": callbacks}
@@ -146,7 +147,7 @@ def rerun(
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
-        experiment = own.experiment(again.config, chosen)
+        experiment = build(again.config, method=chosen, **own.parts)
         refuse_unused([(changes, experiment.config)])
         folder_out = Path(out) if out is not None else None
         how = {"out": folder_out, "on_round": on_round, "examine": again.examine, "callbacks": callbacks}

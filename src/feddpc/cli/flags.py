@@ -121,7 +121,6 @@ def _pairs(text: str) -> dict[str, Any]:
 
 Device = Annotated[str | None, option("device")]
 Engine = Annotated[str | None, option("engine")]
-Precision = Annotated[str | None, option("precision")]
 Seeds = Annotated[str | None, flag(TRAINING, "Numbers with commas between them. [default: 0]")]
 Set = Annotated[
     list[str] | None,
