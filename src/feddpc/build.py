@@ -31,7 +31,7 @@ from feddpc.tasks.kinds import BY_TARGET, TASKS
 from feddpc.tasks.losses import LOSSES, TARGETS
 from feddpc.tasks.measures import FUNCTIONS
 from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
-from feddpc.torch_globals import set_precision
+from feddpc.torch_globals import choose_threads, set_precision
 from feddpc.validation import held_counts, held_out, judge
 
 
@@ -104,7 +104,7 @@ def construct(
         transform=transform,
         metrics=own.metrics or named_metrics(config.metrics),
     )
-    return Experiment(
+    experiment = Experiment(
         config=config,
         data=data,
         partition=partition,
@@ -126,6 +126,7 @@ def construct(
         client_tests=client_tests,
         validate=judge(task, data, held),
     )
+    return dataclasses.replace(experiment, threads=choose_threads(config.threads, experiment.step_work))
 
 
 @dataclass(frozen=True)

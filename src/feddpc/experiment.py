@@ -54,6 +54,7 @@ class Experiment:
     kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
     validate: Judge | None = None  #: judges models on the held-out samples
+    threads: int | None = None  #: CPU threads of its runs; None leaves them as they are
     population: Population = field(init=False, repr=False, compare=False)
     _ahead: dict[int, tuple[Draw, BatchPlan]] = field(default_factory=dict, init=False, repr=False, compare=False)
 

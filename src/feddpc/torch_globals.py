@@ -34,15 +34,12 @@ def set_precision(precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
 
-def set_threads(asked: int | Literal["auto"] | None, step_work: int) -> int | None:
-    """Set torch's threads if that is asked for, and return their number; by default they are left as they are.
+def choose_threads(asked: int | Literal["auto"] | None, step_work: int) -> int | None:
+    """Return how many threads torch is to use; None, the default, leaves them as they are.
 
     ``auto`` takes one where a local step is little work: there a second thread gains nothing on an idle machine, and
     on a busy one every operation waits for it, which was seen to cost a factor of twenty.
     """
-    if asked is None:
-        return None
-    small = step_work < 1 << 22
-    threads = asked if asked != "auto" else 1 if small else torch.get_num_threads()
-    torch.set_num_threads(threads)
-    return threads
+    if asked != "auto":
+        return asked
+    return 1 if step_work < 1 << 22 else torch.get_num_threads()

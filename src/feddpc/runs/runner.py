@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from feddpc import methods
@@ -49,7 +50,7 @@ from feddpc.runs.record import (
 )
 from feddpc.runs.tracking import Track, Tracking
 from feddpc.tasks.metrics import Metric
-from feddpc.torch_globals import set_precision, set_threads
+from feddpc.torch_globals import set_precision
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -166,7 +167,8 @@ def execute(
     name = asked.method if method is None else method.name
     method = method or methods.create(asked.method, **asked.hyper)
     set_precision(asked.precision)
-    threads = set_threads(asked.threads, experiment.step_work)
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
     experiment.local(method)  # refuses a client optimizer that the method cannot have
     policies = experiment.policies
     if policies.privacy is not None:
@@ -190,7 +192,7 @@ def execute(
         method=name,
         hyper=method.hyper(),
         device=resolve_device(asked.device),
-        threads=threads,
+        threads=experiment.threads,
         engine=machine.name,
         compile=getattr(machine, "compile", False),
         client_memory=kind,
