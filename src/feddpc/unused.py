@@ -19,7 +19,7 @@ def refuse_unused(given: Sequence[tuple[Mapping[str, Any], Config]]) -> None:
     because the ``config.toml`` of every run holds it.
     """
     for key in ("alpha", "client_test", "clients"):
-        complaints = [_complaint(key, config) for values, config in given if _differs(key, values, config)]
+        complaints = [_complaint(key, values[key], config) for values, config in given if _differs(key, values, config)]
         if complaints and all(complaints):
             raise BadInputError(complaints[0])
 
@@ -30,14 +30,15 @@ def _differs(key: str, values: Mapping[str, Any], config: Config) -> bool:
     return key in values and values[key] != usual
 
 
-def _complaint(key: str, config: Config) -> str:
-    """Say why ``key`` does not count in a run; nothing if it does."""
-    if key == "alpha" and "alpha" not in config.partition_options:
-        return f"alpha = {config.alpha}: partition = {config.partition!r} has no alpha: leave alpha out"
-    if key == "alpha" and config.partition_options["alpha"] != config.alpha:
-        return f"alpha = {config.alpha} and partition_options.alpha = {config.partition_options['alpha']}: give one"
+def _complaint(key: str, value: Any, config: Config) -> str:
+    """Say why ``value`` of ``key`` does not count in a run; nothing if it does."""
+    partition, options = config.partition, config.partition_options
+    if key == "alpha" and "alpha" not in options:
+        return f"alpha = {value}: partition = {partition!r} has no alpha: leave alpha out, or choose another partition"
+    if key == "alpha" and options["alpha"] != config.alpha:
+        return f"alpha = {value} and partition_options.alpha = {options['alpha']}: give one of them"
     if key == "client_test" and not config.evaluate_clients:
-        return f"client_test = {config.client_test}: is for evaluate_clients = true: set that too, or leave it out"
-    if key == "clients" and config.partition == "natural":
-        return f"clients: the data are those of {config.clients} clients: give clients = that, or leave it out"
+        return f"client_test = {value} counts only with evaluate_clients = true: set that too, or leave client_test out"
+    if key == "clients" and partition == "natural":
+        return f"clients = {value}, but the data are those of {config.clients} clients: give that, or leave clients out"
     return ""
