@@ -177,3 +177,89 @@ def test_options_that_would_do_nothing_are_refused(values):
     how = {"data": PAIRS, "model": nn.Linear(3, 2), "clients": 5, "cohort": 2, "rounds": 1} | values
     with pytest.raises(BadInputError, match=next(iter(values))):
         feddpc.simulate(**how)
+
+
+LABELED = (X[:30], np.arange(30) % 3, X[30:], np.arange(10) % 3)
+NATURAL = {"data": LABELED, "model": nn.Linear(3, 3), "client_ids": np.arange(30) % 5, "cohort": 2, "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"alpha": 0.5, "partition": "iid"},
+        {"alpha": 0.5, "partition_options": {"alpha": 0.3}},
+        {"client_test": 0.3},
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(tmp_path, values):
+    (field, *_) = values
+    with pytest.raises(BadInputError, match=field):
+        feddpc.simulate(**SMALL, **values)
+    with pytest.raises(BadInputError, match=field):
+        feddpc.compare(["fedavg", "feddpc"], **SMALL, **values, out=tmp_path / "compared")
+    assert not (tmp_path / "compared").exists()
+
+
+@pytest.mark.parametrize("values", [{"clients": 100}, {"clients": 4}, {"alpha": 0.5}])
+def test_natural_clients_are_not_changed_by_settings(values):
+    (field,) = values
+    with pytest.raises(BadInputError, match=field):
+        feddpc.simulate(**NATURAL, **values)
+    with pytest.raises(BadInputError, match=field):
+        feddpc.compare(["fedavg"], **NATURAL, **values)
+
+
+def test_settings_that_agree_with_the_data_and_defaults_are_accepted():
+    assert feddpc.simulate(**NATURAL).config.clients == 5
+    assert feddpc.simulate(**NATURAL, clients=5, alpha=0.2, client_test=0.2).config.clients == 5
+    assert feddpc.simulate(**(SMALL | {"rounds": 1}), partition="iid", alpha=0.2).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (["run", "--partition", "iid", "--alpha", "0.5"], "alpha"),
+        (["run", "--client-test", "0.3"], "client_test"),
+        (["compare", "--methods", "fedavg", "--partition", "iid", "--alpha", "0.5"], "alpha"),
+        (["sweep", "--grid", "lr=0.1,0.2", "--partition", "iid", "--alpha", "0.5"], "alpha"),
+        (["sweep", "--grid", "alpha=0.1,0.5", "--partition", "iid"], "alpha"),
+        (["partition", "--partition", "iid", "--alpha", "0.5"], "alpha"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(tmp_path, monkeypatch, command, field):
+    monkeypatch.chdir(tmp_path)
+    small = [] if command[0] == "partition" else ["--rounds", "1", "--cohort", "2", "--model", "mlp", "--quiet"]
+    result = CliRunner().invoke(app, [*command, "--clients", "10", *small])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, BadInputError)
+    assert field in str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", ['method = "fedavg"', "seed = 3"])
+@pytest.mark.parametrize("command", [["compare"], ["sweep", "--grid", "lr=0.1,0.2"]])
+def test_a_file_for_a_study_has_lists_of_methods_and_seeds(tmp_path, line, command):
+    (tmp_path / "c.toml").write_text(line)
+    result = CliRunner().invoke(app, [*command, "--config", str(tmp_path / "c.toml"), "--out", str(tmp_path / "x")])
+    assert isinstance(result.exception, BadInputError)
+    assert line.split()[0] in str(result.exception)
+
+
+def test_a_sweep_over_partitions_may_share_what_some_of_them_use(tmp_path):
+    grid = ["--grid", "partition=iid,dirichlet", "--alpha", "0.5", "--methods", "fedavg"]
+    small = ["--clients", "10", "--rounds", "1", "--cohort", "2", "--model", "mlp", "--quiet"]
+    assert CliRunner().invoke(app, ["sweep", *grid, *small, "--out", str(tmp_path / "s")]).exit_code == 0
+
+
+def test_the_configuration_of_a_run_can_be_run_again(tmp_path):
+    feddpc.simulate(**SMALL, partition="iid", out=tmp_path / "run")
+    again = ["run", "--config", str(tmp_path / "run" / "config.toml"), "--out", str(tmp_path / "again"), "--quiet"]
+    assert CliRunner().invoke(app, again).exit_code == 0
+
+
+def test_a_schedule_over_the_rounds_of_a_run_says_how_to_go_on(tmp_path):
+    feddpc.simulate(**SMALL, lr_schedule="cosine", out=tmp_path / "run")
+    more = SMALL | {"rounds": 4, "lr_schedule": "cosine", "out": tmp_path / "run", "resume": True}
+    with pytest.raises(RunFolderError, match=r"lr_schedule_options.*over.*2"):
+        feddpc.simulate(**more)
+    assert len(feddpc.simulate(**more, lr_schedule_options={"over": 2}).records) == 4

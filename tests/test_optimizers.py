@@ -8,7 +8,9 @@ import torch
 
 import feddpc
 from feddpc import methods
+from feddpc.build import resolve
 from feddpc.config import Config
+from feddpc.data import load
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
@@ -180,7 +182,7 @@ def test_a_round_without_updates_keeps_the_optimizers_state():
     ],
 )
 def test_the_servers_rate_where_none_is_given(given, rate):
-    assert resolve_policies(Config.read({"lr": 0.05, **given})).server_lr == rate
+    assert resolve(Config.read({"lr": 0.05, **given}), load("digits")).server_lr == rate
 
 
 def test_a_resumed_run_with_server_adam_is_bit_identical(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,26 +35,39 @@ from feddpc.tasks.kinds import BY_TARGET, TASKS
 from feddpc.tasks.losses import LOSSES, TARGETS
 from feddpc.tasks.measures import FUNCTIONS, Measure, measure_of
 from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
-from feddpc.torch_globals import set_precision, set_threads
+from feddpc.torch_globals import choose_threads, set_precision
 from feddpc.validation import held_counts, held_out, judge
 
 
 def build(
     config: Config,
     *,
+    method: Method | None = None,
     data: Dataset | None = None,
     module: nn.Module | None = None,
     partition: Partition | None = None,
     own: TaskParts | None = None,
 ) -> Experiment:
-    """Build everything that does not depend on the method; ``data``, ``module`` and ``partition`` may be one's own."""
-    own = own or TaskParts()
+    """Return the experiment that ``config`` asks for; the other arguments replace what it names."""
     data = data or load(config.data, **config.data_options)
-    if partition is None and partition_name(config, data) == "natural":
-        partition = data.natural_partition()[0]
-        config = dataclasses.replace(config, partition="natural")
-    config = resolve(config, data, module, partition, own)
+    config = resolve(config, data, method=method, module=module, partition=partition, own=own)
+    return construct(config, data, module=module, partition=partition, own=own)
+
+
+def construct(
+    config: Config,
+    data: Dataset,
+    *,
+    module: nn.Module | None = None,
+    partition: Partition | None = None,
+    own: TaskParts | None = None,
+) -> Experiment:
+    """Return the experiment of a resolved configuration: partition, network, task, sampler and policies."""
+    own = own or TaskParts()
     assert config.reserve is not None
+    assert config.batch_size is not None
+    if partition is None and config.partition == "natural":
+        partition = data.natural_partition()[0]
     reserve = reserved(config.reserve, data, config.seed)
     held = held_out(config.validation, data, reserve, config.seed)
     kept = np.concatenate([reserve, held])
@@ -79,12 +92,10 @@ def build(
         module = models.make_for(data, config.model, config.model_options, config.seed)
     models.check_supported(module)
     set_precision(config.precision)
-    config = dataclasses.replace(config, data_memory="host" if stays_on_host(config, data) else "device")
     capacity = int(np.sort(partition.sizes)[-config.cohort :].sum())
-    task = make_task(config, own, module, data, device=config.device, capacity=capacity)
-    positions = data.y_train.shape[1] if data.target == "tokens" else 1
-    config = set_threads(config, task.d * positions)
-    return Experiment(
+    device, on_host = resolve_device(config.device), stays_on_host(config, data)
+    task = make_task(config, own, module, data, device=device, on_host=on_host, capacity=capacity)
+    experiment = Experiment(
         config=config,
         data=data,
         partition=partition,
@@ -98,14 +109,16 @@ def build(
         client_tests=client_tests,
         validate=judge(task, data, held),
     )
+    return dataclasses.replace(experiment, threads=choose_threads(config.threads, experiment.step_work))
 
 
 def stays_on_host(config: Config, data: Dataset) -> bool:
     """Return whether training samples stay in host memory: as asked, or where they are files or too large."""
     if config.data_memory != "auto":
         return config.data_memory == "host"
-    if torch.device(config.device).type == "cuda":
-        free, _ = torch.cuda.mem_get_info(torch.device(config.device))
+    device = torch.device(resolve_device(config.device))
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
         return data.x_train.nbytes > free // 2
     return is_mapped(data.x_train)
 
@@ -161,6 +174,7 @@ def make_task(
     scaler: Scaler | None = None,
     *,
     device: str = "cpu",
+    on_host: bool = False,
     capacity: int = 0,
 ) -> NetworkTask:
     """Build what ``config`` says is learned, by ``module`` from ``data``; ``scaler`` where it depends on other data."""
@@ -180,7 +194,7 @@ def make_task(
         loss=own.loss or named_loss(config.loss),
         transform=transform,
         metrics=own.metrics or named_metrics(config.metrics),
-        on_host=config.data_memory == "host",
+        on_host=on_host,
         capacity=capacity,
     )
 
@@ -234,35 +248,40 @@ def _listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def make_method(config: Config) -> tuple[Method, Config]:
-    """Build the method of a configuration, and write all its hyper-parameters into the latter."""
-    method = methods.create(config.method, **config.hyper)
-    check_local_steps(method, client_optimizer(config))
-    return method, dataclasses.replace(config, hyper=method.hyper())
-
-
 def resolve(
     config: Config,
     data: Dataset,
+    *,
+    method: Method | None = None,
     module: nn.Module | None = None,
     partition: Partition | None = None,
     own: TaskParts | None = None,
 ) -> Config:
-    """Fill in what was left open; the result says exactly what will be computed."""
-    config = dataclasses.replace(config, partition=partition_name(config, data))
+    """Fill in everything that decides the numbers; the result says exactly what will be computed.
+
+    ``method``, ``module``, ``partition`` and ``own`` replace what the configuration names. Where and how fast it is
+    computed is left as asked: the machine that runs it decides (`feddpc.runs.runner.execute`).
+    """
     changes = resolve_task(config, own or TaskParts(), data.target, data.name)
-    if config.partition == "natural" and partition is None:
+    if method is None:
+        method = methods.create(config.method, **config.hyper)
+    else:
+        changes["method"] = method.name
+    check_local_steps(method, client_optimizer(config))
+    reserve = _resolve_reserve(config, method)
+    changes |= {"hyper": method.hyper(), "reserve": reserve, "partition": partition_name(config, data)}
+    if changes["partition"] == "natural" and partition is None:
         partition = data.natural_partition()[0]
     if partition is not None:
         _refuse_options(config.partition_options, "partition_options", "a partition that is given")
-        name = "natural" if config.partition == "natural" else "given"
+        name = "natural" if changes["partition"] == "natural" else "given"
         changes |= {"partition": name, "clients": len(partition), "partition_options": {}}
         if config.cohort > len(partition):
             raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients: lower it")
     else:
-        reserve = reserved(config.reserve or 0.0, data, config.seed)
-        kept = len(reserve) + int(held_counts(config.validation, data, reserve).sum())
-        changes["partition_options"] = partition_options(config, len(data.y_train) - kept)
+        kept = reserved(reserve, data, config.seed)
+        rest = len(data.y_train) - len(kept) - int(held_counts(config.validation, data, kept).sum())
+        changes["partition_options"] = partition_options(config, changes["partition"], rest)
     if module is not None:
         _refuse_options(config.model_options, "model_options", "a module that is given")
         changes |= {"model": type(module).__name__, "model_options": {}}
@@ -271,15 +290,25 @@ def resolve(
         changes |= {"model": name, "model_options": models.options(name) | config.model_options}
     if config.batch_size is None:
         changes["batch_size"] = default_batch_size(len(data.y_train), changes.get("clients", config.clients))
-    changes["reserve"] = config.reserve or 0.0
     if config.scaling == "auto":
         changes["scaling"] = default_scaling(data)
     if config.augment and not data.is_image:
         raise BadInputError(f"augment = true is for images, but {data.name} holds {data.x_train.dtype}: leave it out")
-    changes["device"] = resolve_device(config.device)
-    changes["participation_options"] = sampling.options(config.participation) | config.participation_options
-    changes["participation_options"] = {k: v for k, v in changes["participation_options"].items() if v is not None}
-    return resolve_policies(dataclasses.replace(config, **changes))
+    resolve_device(config.device)  # raises if there is no such device
+    options = sampling.options(config.participation) | config.participation_options
+    changes["participation_options"] = {k: v for k, v in options.items() if v is not None}
+    return resolve_policies(dataclasses.replace(config, **changes), method.usual_server_lr)
+
+
+def _resolve_reserve(config: Config, method: Method) -> float:
+    """Return the share of the training set that the server keeps: what was asked for, else what the method needs."""
+    if config.reserve is None:
+        return method.reserve
+    if config.reserve < method.reserve:
+        raise BadInputError(
+            f"reserve = {config.reserve}, but {method.name} needs {method.reserve}: raise it, or leave it out"
+        )
+    return config.reserve
 
 
 def _refuse_options(options: dict[str, Any], name: str, what: str) -> None:
@@ -324,9 +353,9 @@ def default_batch_size(samples: int, clients: int) -> int:
     return 256 if average >= 256 else 2 ** max(0, round(np.log2(average / 2)))
 
 
-def partition_options(config: Config, samples: int) -> dict[str, Any]:
-    """Return the options of the configuration's partition, complete."""
-    options = schemes.options(config.partition) | config.partition_options
+def partition_options(config: Config, name: str, samples: int) -> dict[str, Any]:
+    """Return all options of the partition ``name``."""
+    options = schemes.options(name) | config.partition_options
     if "alpha" in options and "alpha" not in config.partition_options:
         options["alpha"] = config.alpha
     if "min_size" in options:
@@ -350,22 +379,6 @@ def resolve_device(name: str) -> str:
 
 
 # What a method changes before round 1.
-
-
-def with_reserve(config: Config, methods: Iterable[Method]) -> Config:
-    """Return a configuration in which the server keeps as many samples as the most demanding method needs.
-
-    A single method also says which server rate it is used with, where none is asked for.
-    """
-    methods = list(methods)
-    needed = max((m.reserve for m in methods), default=0.0)
-    if len(methods) == 1 and config.server_lr is None and config.server_optimizer == "sgd":
-        config = dataclasses.replace(config, server_lr=methods[0].usual_server_lr)
-    if config.reserve is None:
-        return dataclasses.replace(config, reserve=needed)
-    if config.reserve < needed:
-        raise BadInputError(f"reserve = {config.reserve}, but a method needs {needed}: raise it, or leave it out")
-    return config
 
 
 def check_method(method: Method, config: Config, target: str, data: str) -> None:

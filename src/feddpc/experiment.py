@@ -35,8 +35,8 @@ MOST_HOLDINGS = 250_000
 class Experiment:
     """Everything that the methods of a comparison share for one seed; `feddpc.build.build` makes it.
 
-    ``config`` is resolved, but for method and engine. A method that changes data, network or first model gets an
-    experiment of its own (`feddpc.build.for_method`).
+    ``config`` is resolved, but for where and how fast it is computed. A method that changes data, network or first
+    model gets an experiment of its own (`feddpc.build.for_method`).
     """
 
     config: Config
@@ -56,6 +56,7 @@ class Experiment:
     kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
     validate: Judge | None = None  #: judges models on the held-out samples
+    threads: int | None = None  #: CPU threads of its runs; None leaves them as they are
     population: Population = field(init=False, repr=False, compare=False)
     _ahead: dict[int, tuple[Draw, BatchPlan]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -104,9 +105,15 @@ class Experiment:
         validate = None if self.validate is None else judge(task, self.data, self.held_out)
         return dataclasses.replace(self, task=task, validate=validate, **changes)
 
+    @property
+    def step_work(self) -> int:
+        """The work of a local step: parameters times batch size, for tokens times their number per sample."""
+        positions = self.data.y_train.shape[1] if self.data.target == "tokens" else 1
+        return self.task.d * self.planner.batch_size * positions
+
     def evaluates_in(self, t: int) -> bool:
-        """Return whether the model is evaluated after round ``t``: every few rounds, and after the last one."""
-        return self.evaluates and (t % self.config.evaluate_every == 0 or t == self.config.rounds)
+        """Return whether the model is evaluated after round ``t``."""
+        return self.evaluates and evaluated_in(self.config, t)
 
     # A round's participants and batches.
 
@@ -180,6 +187,11 @@ class Experiment:
             "partition": _hash(dealt.order, dealt.starts),
             "initial model": _hash(layout, self.w0.cpu().numpy(), *frozen),
         }
+
+
+def evaluated_in(config: Config, t: int) -> bool:
+    """Return whether the model is evaluated after round ``t``: every few rounds, and after the last one."""
+    return t % config.evaluate_every == 0 or t == config.rounds
 
 
 def data_hash(data: Dataset) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from feddpc import methods
 from feddpc.config import Config
 from feddpc.optimizers import (
     CLIENT_OPTIMIZERS,
@@ -18,7 +17,6 @@ from feddpc.optimizers import (
 )
 from feddpc.privacy import Mechanism
 from feddpc.privacy.config import complete_privacy, make_mechanism
-from feddpc.registry import is_code
 from feddpc.robust import defense, faults, rules
 from feddpc.robust.defense import Defense
 from feddpc.robust.faults import Faults
@@ -59,20 +57,11 @@ def server_optimizer(config: Config) -> ServerOptimizer | None:
     return make_server_optimizer(config.server_optimizer, config.server_optimizer_options)
 
 
-def resolve_policies(config: Config) -> Config:
-    """Fill in every option of optimizers, schedule, rule, bound on norms, faults and privacy, and the server's rate."""
-    config = _resolve_optimizers(config)
-    config = dataclasses.replace(
-        config,
-        rule_options=rules.options(config.rule) | config.rule_options,
-        screen=defense.complete(config.screen),
-        faults=faults.complete(config.faults),
-    )
-    return dataclasses.replace(config, privacy=complete_privacy(config))
+def resolve_policies(config: Config, usual_server_lr: float | None = None) -> Config:
+    """Fill in every option of optimizers, schedule, rule, bound on norms, faults and privacy, and the server's rate.
 
-
-def _resolve_optimizers(config: Config) -> Config:
-    """Check names and values of optimizers and schedule, and fill in their options and the server's rate."""
+    ``usual_server_lr`` is the rate that the method has unless the configuration or a server optimizer says otherwise.
+    """
     client_optimizer(config)
     factor = make_schedule(config.lr_schedule, config.lr_schedule_options, config.rounds)
     for t in range(1, config.rounds + 1) if config.lr_schedule != "constant" else ():
@@ -80,12 +69,14 @@ def _resolve_optimizers(config: Config) -> Config:
     adaptive, server_lr = server_optimizer(config), config.server_lr
     if server_lr is None:
         usual = None if adaptive is None else adaptive.server_lr
-        known = config.method in methods.names() or is_code(config.method)
-        usual = usual or (methods.get(config.method).usual_server_lr if known else None)
-        server_lr = usual or config.lr
+        server_lr = usual or usual_server_lr or config.lr
     return dataclasses.replace(
         config,
         server_lr=server_lr,
+        rule_options=rules.options(config.rule) | config.rule_options,
+        screen=defense.complete(config.screen),
+        faults=faults.complete(config.faults),
+        privacy=complete_privacy(config),
         lr_schedule_options=complete_schedule(config.lr_schedule, config.lr_schedule_options, config.rounds),
         client_optimizer_options=complete_options(
             CLIENT_OPTIMIZERS, config.client_optimizer, config.client_optimizer_options

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
-
-from feddpc.config import Config
 
 
 @contextmanager
@@ -36,15 +34,12 @@ def set_precision(precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
 
-def set_threads(config: Config, d: int) -> Config:
-    """Set torch's threads if the configuration asks for it; by default they are left as they are.
+def choose_threads(asked: int | Literal["auto"] | None, step_work: int) -> int | None:
+    """Return how many threads torch is to use; None, the default, leaves them as they are.
 
-    ``auto`` takes one for small work (parameters times batch): there a second thread gains nothing on an idle machine,
-    and on a busy one every operation waits for it, which was seen to cost a factor of twenty.
+    ``auto`` takes one where a local step is little work: there a second thread gains nothing on an idle machine, and
+    on a busy one every operation waits for it, which was seen to cost a factor of twenty.
     """
-    if config.threads is None:
-        return config
-    small = d * (config.batch_size or 1) < 1 << 22
-    threads = config.threads if config.threads != "auto" else 1 if small else torch.get_num_threads()
-    torch.set_num_threads(threads)
-    return dataclasses.replace(config, threads=threads)
+    if asked != "auto":
+        return asked
+    return 1 if step_work < 1 << 22 else torch.get_num_threads()

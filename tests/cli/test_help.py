@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from feddpc.cli import app
-from feddpc.config import keys, per_run_keys
+from feddpc.config import PER_RUN_KEYS, keys
 
 TOP = typer.main.get_command(app)
 CONTEXT = click.Context(TOP)
@@ -59,7 +59,7 @@ def test_a_mistyped_command_is_corrected_once(typed, meant):
 def test_every_key_is_a_flag(command):
     parameters = TOP.get_command(CONTEXT, command).params
     shown = {flag for parameter in parameters for flag in parameter.opts}
-    left_out = () if command == "run" else per_run_keys()
+    left_out = () if command == "run" else PER_RUN_KEYS
     for name, facts in keys().items():
         if facts.options_of in (None, name) and name not in left_out:
             assert f"--{name.replace('_', '-')}" in shown

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from feddpc import methods
-from feddpc.build import build, for_method, with_reserve
+from feddpc import compare, methods
+from feddpc.build import build, for_method
 from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
@@ -50,7 +50,7 @@ def test_shares_differ_between_clients_and_are_a_function_of_the_seed():
 
     def dealt(seed):
         config = Config(clients=10, cohort=2, seed=seed, device="cpu")
-        return for_method(build(with_reserve(config, [method])), method).planner.partition
+        return for_method(build(config, method=method), method).planner.partition
 
     one, two, other = dealt(0), dealt(0), dealt(1)
     assert one.order.tolist() == two.order.tolist()
@@ -96,9 +96,13 @@ def test_methods_that_need_samples_are_refused_on_quadratics(name):
 
 
 def test_a_comparison_keeps_the_same_samples_from_everybody():
-    made = [methods.create("fedavg"), methods.create("datasharing", beta=0.1)]
-    assert with_reserve(Config(), made).reserve == 0.1
-    assert with_reserve(Config(), made[:1]).reserve == 0.0
-    assert with_reserve(Config(reserve=0.2), made).reserve == 0.2
-    with pytest.raises(BadInputError, match=r"a method needs 0\.1"):
-        with_reserve(Config(reserve=0.05), made)
+    def reserves(names, **more):
+        values = {"rounds": 1, "clients": 10, "cohort": 2, "model": "mlp", "engine": "loop", "device": "cpu", **more}
+        return [run.config.reserve for run in compare(names, **values).results.values()]
+
+    both = ["fedavg", methods.create("datasharing", beta=0.1, warmup=0)]
+    assert reserves(both) == [0.1, 0.1]
+    assert reserves(both[:1]) == [0.0]
+    assert reserves(both, reserve=0.2) == [0.2, 0.2]
+    with pytest.raises(BadInputError, match=r"datasharing needs 0\.1"):
+        reserves(both, reserve=0.05)

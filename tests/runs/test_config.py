@@ -139,16 +139,20 @@ def test_a_file_with_tables_for_methods():
 def test_threads_are_set_only_on_request():
     import torch
 
+    from feddpc.runs.runner import execute
     from support import small_setting
+
+    def run(**values):
+        return execute(small_setting(rounds=1, engine="loop", **values)).config.threads
 
     before = torch.get_num_threads()
     try:
-        assert small_setting().config.threads is None
+        assert run() is None
         assert torch.get_num_threads() == before
         torch.set_num_threads(2)
-        assert small_setting(threads="auto").config.threads == 1  # small work
+        assert run(threads="auto") == 1  # small work
         assert torch.get_num_threads() == 1
-        assert small_setting(threads=2).config.threads == 2
+        assert run(threads=2) == 2
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

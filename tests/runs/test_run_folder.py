@@ -157,6 +157,23 @@ def test_more_rounds_may_be_asked_for(tmp_path):
         run(tmp_path / "short", rounds=3, resume=True)
 
 
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_the_former_last_round_counts_only_if_its_model_may_be_kept(tmp_path, keep):
+    values = {"evaluate_every": 3, "keep": keep, "engine": "loop"}
+    execute(small_setting(rounds=4, **values), out=tmp_path / "run")
+    longer = small_setting(rounds=8, **values)
+    extended = execute(longer, out=tmp_path / "run", resume=True)
+    evaluated = [r["round"] for r in extended.records if r["test_loss"] is not None]
+    assert evaluated == ([3, 6, 8] if keep == "last" else [3, 4, 6, 8])
+    stored = record.load(tmp_path / "run")
+    assert stored.records == extended.records
+    assert stored.summarize("finished")["best_round"] == extended.summary["best_round"]
+    if keep == "last":
+        alone = execute(longer, out=tmp_path / "alone")
+        timeless = [[{k: v for k, v in r.items() if k != "seconds"} for r in o.records] for o in (alone, extended)]
+        assert timeless[0] == timeless[1]
+
+
 def test_a_finished_run_is_left_as_it_is(tmp_path):
     run(tmp_path / "r")
     before = (tmp_path / "r" / "rounds.jsonl").read_bytes()

@@ -34,7 +34,7 @@ def test_a_sweep_adds_less_than_a_fiftieth_to_its_rounds(tmp_path, monkeypatch):
 
     def bare():
         for item in wanted:
-            runner.execute(setup_cache.experiment(item.runnable))
+            runner.execute(setup_cache.experiment(item.complete))
 
     added = (least(sweep) - least(bare)) / ITEMS
     assert added < 0.02 * rounds

@@ -317,8 +317,8 @@ def test_a_worker_that_does_not_see_the_folder_sends_runs_home(tmp_path, whole, 
 
 def test_what_sweeps_share_is_built_once(tmp_path, monkeypatch):
     built = []
-    plain = setup_cache.build
-    monkeypatch.setattr(setup_cache, "build", lambda c, **how: built.append(c.seed) or plain(c, **how))
+    plain = setup_cache.construct
+    monkeypatch.setattr(setup_cache, "construct", lambda c, *how: built.append(c.seed) or plain(c, *how))
     setup_cache._cache.clear()
     run_study(specs(rates=(0.3, 0.2, 0.1), seeds=(0, 1)), tmp_path)
     assert built == [0, 1]

@@ -13,7 +13,6 @@ from torch import nn
 
 from feddpc import methods as registered
 from feddpc.api.own import Own, make_method, one_rate, refuse_none
-from feddpc.api.progress import make_display
 from feddpc.api.results import Comparison, result_of
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.checks import check_int
@@ -21,6 +20,7 @@ from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError, unknown, wrong_type
 from feddpc.methods.base import Method
+from feddpc.report.display import make_display
 from feddpc.report.groups import differing, show
 from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import Stop
@@ -37,7 +37,7 @@ def compare(
     model: nn.Module | str = "auto",
     partition: Partition | Sequence[npt.ArrayLike] | str = "auto",
     rounds: int = 100,
-    clients: int = 100,
+    clients: int | None = None,
     cohort: int = 10,
     client_lr: float | None = None,
     server_lr: float | None = None,
@@ -63,7 +63,7 @@ def compare(
         model: as in :func:`simulate`.
         partition: as in :func:`simulate`.
         rounds: communication rounds.
-        clients: population; ignored when ``partition`` is given as index lists.
+        clients: as in :func:`simulate`.
         cohort: clients per round.
         client_lr: local learning rate, by default 0.1; ``lr`` is another name for it.
         server_lr: server learning rate, by default the local one.
@@ -93,15 +93,12 @@ def compare(
     overrides = _overrides(methods, hyper or {})
     labels = _labels(methods, overrides)
     own = Own.of(data=data, model=model, method=None, partition=partition, more=more)
-    given = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
-    if isinstance(partition, str):
-        given["clients"] = clients
-    overrides.values |= {key: value for key, value in (given | own.values).items() if value is not None}
-    named = isinstance(data, str | Path) and own.data is not None and own.data.client_ids is None
-    things = OwnParts(
-        {name: part for name, part in own.parts().items() if name != "data" or not named},
-        {name: method for name, (_, method) in labels.items() if method is not None},
-    )
+    given = {"clients": clients, "rounds": rounds, "cohort": cohort, "server_lr": server_lr}
+    given |= one_rate(more, client_lr) | own.values
+    overrides.values |= {key: value for key, value in given.items() if value is not None}
+    if isinstance(data, str | Path) and own.parts["data"].client_ids is None:
+        del own.parts["data"]  # it is loaded by its name, once for all comparisons of this process
+    things = OwnParts(own.parts, {name: method for name, (_, method) in labels.items() if method is not None})
     display, stop = make_display(progress), Stop()
     with stop.on_callers_interrupt(), display or nullcontext():
         outcomes = run_comparison(

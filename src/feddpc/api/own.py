@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from feddpc.build import TaskParts, build, with_reserve
-from feddpc.config import Config
+from feddpc.build import TaskParts
 from feddpc.data import Dataset, load
 from feddpc.data.loading import check_options
 from feddpc.data.partition import Partition
 from feddpc.data.readers import from_hugging_face, from_torch
 from feddpc.errors import BadInputError, wrong_type
-from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 
 
@@ -27,11 +25,8 @@ class Own:
     """What a caller brought along, and what that says in a configuration."""
 
     values: dict[str, Any]
-    data: Dataset | None
-    module: nn.Module | None
     method: Method | None
-    partition: Partition | None
-    learned: TaskParts  #: task, loss, transform and metrics
+    parts: dict[str, Any]  #: what `feddpc.build.build` takes in place of what a configuration names
 
     @classmethod
     def of(cls, *, data: Any, model: Any, method: Any, partition: Any, more: dict[str, Any]) -> Own:
@@ -41,31 +36,23 @@ class Own:
         named = {"data": str(data) if isinstance(data, Path) else data}
         named |= {"model": model, "method": method, "partition": partition}
         values: dict[str, Any] = {key: value for key, value in named.items() if isinstance(value, str)}
-        dataset = module = made = dealt = None
+        parts: dict[str, Any] = {} if learned == TaskParts() else {"own": learned}
+        made = None
         if data is not None:
-            dataset = _dataset(data, client_ids, options)
-            values.setdefault("data", dataset.name)
+            parts["data"] = _dataset(data, client_ids, options)
+            values.setdefault("data", parts["data"].name)
         elif client_ids is not None:
             raise BadInputError("client_ids says who holds each training sample of data: give data too")
         if model is not None and not isinstance(model, str):
-            module = _module(model)
-            values["model"] = type(module).__name__
+            parts["module"] = _module(model)
+            values["model"] = type(model).__name__
         if method is not None and not isinstance(method, str):
             made = make_method(method)
             values |= {"method": made.name, "hyper": made.hyper()}
         if partition is not None and not isinstance(partition, str):
-            dealt = _partition(partition)
-            values |= {"partition": "given", "clients": len(dealt)}
-        return cls(values | words, dataset, module, made, dealt, learned)
-
-    def parts(self) -> dict[str, Any]:
-        """Return what `feddpc.build.build` takes in place of what a configuration names."""
-        parts = {"data": self.data, "module": self.module, "partition": self.partition, "own": self.learned}
-        return {name: part for name, part in parts.items() if part is not None}
-
-    def experiment(self, config: Config, method: Method) -> Experiment:
-        """Build what ``config`` says, with these things in their places."""
-        return build(with_reserve(config, [method]), **self.parts())
+            parts["partition"] = _partition(partition)
+            values |= {"partition": "given", "clients": len(parts["partition"])}
+        return cls(values | words, made, parts)
 
 
 def refuse_none(**things: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,23 @@ from torch import nn
 
 from feddpc import methods
 from feddpc.api.own import Own, one_rate, refuse_none
-from feddpc.api.progress import following
 from feddpc.api.results import Rerun, Result, result_of
+from feddpc.build import build
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.config import Config, code_in
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
+from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.registry import refuse_code
+from feddpc.report.display import make_display
 from feddpc.runs.rerun import RerunPlan
 from feddpc.runs.resumable import check_resumable
-from feddpc.runs.runner import OnRound, Stop, execute
+from feddpc.runs.runner import OnRound, Outcome, Stop, execute
 from feddpc.runs.tracking import Track
 from feddpc.torch_globals import preserve_torch_globals
+from feddpc.unused import refuse_unused
 
 
 def simulate(
@@ -34,7 +38,7 @@ def simulate(
     model: nn.Module | str = "auto",
     method: Method | type[Method] | str = "feddpc",
     rounds: int = 100,
-    clients: int = 100,
+    clients: int | None = None,
     cohort: int = 10,
     client_lr: float | None = None,
     server_lr: float | None = None,
@@ -60,7 +64,8 @@ def simulate(
             data, model and partition may be registered (:func:`register`) or in a file, ``FILE.py:NAME``.
         method: a method, its class, or its name (hyper-parameters then through ``hyper={...}``).
         rounds: communication rounds.
-        clients: population; ignored when ``partition`` is given as index lists.
+        clients: population, by default 100; ignored when ``partition`` is given as index lists. Where the data say who
+            holds what, it is the number of these clients.
         cohort: clients per round.
         client_lr: local learning rate, by default 0.1; ``lr`` is another name for it.
         server_lr: server learning rate, by default the local one.
@@ -93,24 +98,14 @@ def simulate(
     with preserve_torch_globals():
         own = Own.of(data=data, model=model, method=method, partition=partition, more=more)
         values = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
-        if isinstance(partition, str):
-            values["clients"] = clients
-        config = Config.read(values | own.values)
+        values |= ({} if clients is None else {"clients": clients}) | own.values
+        config = Config.read(values)
         chosen = own.method or methods.create(config.method, **config.hyper)
-        experiment, stop = own.experiment(config, chosen), Stop()
-        with stop.on_callers_interrupt(), following(progress, experiment.config, on_round) as followed:
-            outcome = execute(
-                experiment,
-                method=chosen,
-                out=folder,
-                resume=resume,
-                on_round=followed.round,
-                stop=stop,
-                track=track,
-                callbacks=callbacks,
-            )
-            followed.end(outcome.summary)
-    return result_of(outcome)
+        experiment = build(config, method=chosen, **own.parts)
+        if not resume:
+            refuse_unused([(values, experiment.config)])
+        how = {"out": folder, "resume": resume, "track": track, "on_round": on_round, "callbacks": callbacks}
+        return result_of(_execute(experiment, chosen, progress, **how))
 
 
 def rerun(
@@ -148,20 +143,20 @@ def rerun(
     changes = one_rate(changes, changes.pop("client_lr", None))
     with preserve_torch_globals():
         own = Own.of(data=data, model=model, method=method, partition=partition, more=changes)
-        again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=5))
+        again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=6))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))
         chosen = own.method or methods.create(again.config.method, **again.config.hyper)
-        experiment, stop = own.experiment(again.config, chosen), Stop()
-        with stop.on_callers_interrupt(), following(progress, experiment.config, on_round) as followed:
-            outcome = execute(
-                experiment,
-                method=chosen,
-                out=Path(out) if out is not None else None,
-                on_round=followed.round,
-                stop=stop,
-                examine=again.examine,
-                callbacks=callbacks,
-            )
-            followed.end(outcome.summary)
+        experiment = build(again.config, method=chosen, **own.parts)
+        refuse_unused([(changes, experiment.config)])
+        folder_out = Path(out) if out is not None else None
+        how = {"out": folder_out, "on_round": on_round, "examine": again.examine, "callbacks": callbacks}
+        outcome = _execute(experiment, chosen, progress, **how)
     return Rerun(**vars(result_of(outcome)), likeness=again.compare(outcome.records))
+
+
+def _execute(experiment: Experiment, method: Method, progress: bool, **how: Any) -> Outcome:
+    """Run an experiment, with a display if that is asked for; Ctrl-C ends it after the present round."""
+    display, stop = make_display(progress), Stop()
+    with stop.on_callers_interrupt(), display or nullcontext():
+        return execute(experiment, method=method, listener=display, stop=stop, **how)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc import models
+from feddpc.build import resolve_device
 from feddpc.data.array_checks import IGNORED
 from feddpc.experiment import Experiment
 from feddpc.models.base import BodyAndHead
@@ -23,7 +24,7 @@ class Eager:
 
     def __init__(self, experiment: Experiment) -> None:
         config, data = experiment.config, experiment.data
-        self.device = torch.device(config.device)
+        self.device = torch.device(resolve_device(config.device))
         self.lr, self.batch_size, self.epochs = config.lr, config.batch_size or 256, config.epochs
         self.sampler, self.partition = experiment.sampler, experiment.partition
         self.x, self.x_test = self._samples(data.x_train), self._samples(data.x_test)

@@ -125,7 +125,7 @@ class Workbench:
     def __init__(self, workload: Workload, device: str) -> None:
         self.workload, self.data = workload, workload.data()
         self.usual = build(workload.config(device=device), data=self.data)
-        self.device = self.usual.config.device
+        self.device = str(self.usual.w0.device)
         self.by_precision: dict[str, Experiment] = {Config.precision: self.usual}
 
     def experiment(self, precision: str) -> Experiment:

@@ -126,9 +126,9 @@ def _settable(key: str) -> str | None:
     from dataclasses import fields
 
     from feddpc import methods
-    from feddpc.config import option_tables, plain_keys
+    from feddpc.config import OPTION_TABLES, PLAIN_KEYS
 
-    if option_tables().get(key) == key:
+    if OPTION_TABLES.get(key) == key:
         return f"{key}.KEY=VALUE"
     hyper = {field.name for name in methods.names() for field in fields(methods.get(name))}
-    return f"{key}=VALUE" if key in {*plain_keys(), *hyper} else None
+    return f"{key}=VALUE" if key in {*PLAIN_KEYS, *hyper} else None

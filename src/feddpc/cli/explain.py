@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,28 +117,29 @@ def partition(
     as_json: flags.Json = False,
 ) -> None:
     """Split the data among clients, print a summary and draw a picture of clients by classes, if there are any."""
-    from feddpc.build import partition_name, partition_options
+    from feddpc.build import resolve
     from feddpc.config import Config
     from feddpc.data import load, schemes
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
+    from feddpc.unused import refuse_unused
 
-    wanted = flags.merge(given | _small(given.get("clients")), {}, set_, []).config(Config().method)
+    overrides = flags.merge({**given, "cohort": 1}, {}, set_, [])
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
-    source = load(wanted.data, **wanted.data_options)
-    wanted = dataclasses.replace(wanted, partition=partition_name(wanted, source))
-    options = partition_options(wanted, len(source.y_train))
-    if wanted.partition == "natural":
+    asked = overrides.config(Config.method)
+    source = load(asked.data, **asked.data_options)
+    wanted = resolve(asked, source)
+    refuse_unused([(overrides.values, wanted)])
+    name, options = wanted.partition, wanted.partition_options
+    if name == "natural":
         split = source.natural_partition()[0]
     else:
-        split = schemes.make(wanted.partition, source.y_train, wanted.clients, seed=wanted.seed, **options)
+        split = schemes.make(name, source.y_train, wanted.clients, seed=wanted.seed, **options)
     summary = schemes.summary(split, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = (
-        f"{short_name(wanted.data)}: {short_name(wanted.partition)}"
-        + (f" ({terms})" if terms else "")
-        + f", seed {wanted.seed}"
+        f"{short_name(wanted.data)}: {short_name(name)}" + (f" ({terms})" if terms else "") + f", seed {wanted.seed}"
     )
     drawn = source.target == "classes"
     if drawn:
@@ -149,17 +149,12 @@ def partition(
             )
     if as_json:
         picture = str(out) if drawn else None
-        typer.echo(json.dumps({**summary, "partition": wanted.partition, **options, "picture": picture}))
+        typer.echo(json.dumps({**summary, "partition": name, **options, "picture": picture}))
         return
     typer.echo(title)
     for key, value in summary.items():
         typer.echo(f"  {key.replace('_', ' '):20}{value:g}")
     typer.echo(f"picture: {out}" if drawn else f"no picture: the targets of {source.name} are no classes")
-
-
-def _small(clients: int | None) -> dict[str, int]:
-    """Return a cohort that is not larger than the population; a partition needs none."""
-    return {"cohort": min(10, clients)} if clients is not None and clients >= 1 else {}
 
 
 def report(

@@ -121,7 +121,6 @@ def _pairs(text: str) -> dict[str, Any]:
 
 Device = Annotated[str | None, option("device")]
 Engine = Annotated[str | None, option("engine")]
-Precision = Annotated[str | None, option("precision")]
 Seeds = Annotated[str | None, flag(TRAINING, "Numbers with commas between them. [default: 0]")]
 Set = Annotated[
     list[str] | None,
@@ -180,35 +179,43 @@ def merge(
 
 
 def merge_study(
+    kind: str,
     out: Path,
-    before: StudyPlan | None,
     methods: str | None,
     seeds: str | None,
     given: dict[str, Any],
-    table: dict[str, Any],
+    file: Path | None,
     sets: Sequence[str] | None,
     *,
     default: Sequence[str],
     add: bool,
-) -> tuple[list[str], list[int], Overrides]:
-    """Return methods, seeds and overrides of a comparison or sweep.
+    resume: bool = True,
+    axes: Sequence[str] = (),
+) -> tuple[list[str], list[int], Overrides, StudyPlan | None]:
+    """Return methods, seeds and overrides of a comparison or sweep, and the plan of the one in ``out``, if any.
 
-    What is not asked for is taken from the one in ``out`` (``before``), else it is the default. With ``add``, methods
-    and seeds are added to those in ``out``. Code of the user's own runs only if the user names it.
+    What is not asked for is taken from that plan if it is to be resumed, else it is the default. With ``add``, methods
+    and seeds are added to those of the plan. Code of the user's own runs only if the user names it.
     """
-    asked = method_names(methods, table.get("methods")) or []
-    numbers = seed_numbers(seeds, table.get("seeds")) or []
-    table = {k: v for k, v in table.items() if k not in ("methods", "seeds")}
+    from feddpc.study.plan import stored_plan
+
+    values = table(file)
+    for key in ("method", "seed"):
+        if key in values:
+            raise BadInputError(f"{key} in {file}: a {kind} has {key}s, a list")
+    before = stored_plan(out, kind, [methods or "", given, values, sets or [], axes]) if resume else None
+    asked = method_names(methods, values.pop("methods", None)) or []
+    numbers = seed_numbers(seeds, values.pop("seeds", None)) or []
     names, base = asked, None
     if before is not None:
         names = list(dict.fromkeys([*before.methods, *asked])) if add or not asked else asked
         numbers = list(dict.fromkeys([*before.seeds, *numbers])) if add or not numbers else numbers
-        named, base = {**table, **given}, before.overrides
+        named, base = {**values, **given}, before.overrides
         refuse_code(out, [*names, *code_in({**base.values, **named})], [*asked, *code_in(named)])
     names = names or list(default)
-    overrides = merge(given, table, sets, names, base)
+    overrides = merge(given, values, sets, names, base)
     overrides.values.setdefault("threads", "auto")
-    return names, numbers or [0], overrides
+    return names, numbers or [0], overrides, before
 
 
 def output_folder(out: Path | None, prefix: str, *, resume: bool = False) -> Path:

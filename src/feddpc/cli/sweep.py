@@ -11,7 +11,7 @@ import typer
 
 from feddpc.cli import flags
 from feddpc.cli.commands import Command, Group
-from feddpc.config import per_run_keys
+from feddpc.config import PER_RUN_KEYS
 from feddpc.errors import BadInputError, RunFolderError, unknown
 from feddpc.registry import short_name
 
@@ -29,7 +29,7 @@ NAMED = 10
 
 
 @app.callback()
-@flags.config_flags(without=per_run_keys(), defaults={"validation": "0.1"})
+@flags.config_flags(without=PER_RUN_KEYS, defaults={"validation": "0.1"})
 def sweep(
     context: typer.Context,
     given: dict[str, Any],
@@ -84,16 +84,13 @@ def sweep(
     from feddpc.runs.runner import Stop
     from feddpc.study import StudyPlan, run_sweep
     from feddpc.study.choose import BY
-    from feddpc.study.plan import extend_stored, make_space, stored_plan
+    from feddpc.study.plan import extend_stored, make_space
 
     if select is not None and select not in BY:
         raise unknown("way to choose", select, BY)
     out = flags.output_folder(out, "sweep")
-    table = flags.table(config)
-    before = stored_plan(out, "sweep", [methods or "", given, table, set_ or [], grid or [], random or []])
-    names, numbers, overrides = flags.merge_study(
-        out, before, methods, seeds, given, table, set_, default=["feddpc"], add=extend
-    )
+    axes, asked = [*(grid or []), *(random or [])], ("sweep", out, methods, seeds, given, config, set_)
+    names, numbers, overrides, before = flags.merge_study(*asked, default=["feddpc"], add=extend, axes=axes)
     objective = "validation" if overrides.values.setdefault("validation", 0.1) else "test"
     if before and not any((grid, random, trials, sampler, search_seed)):
         space = before.space

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
-from feddpc.config import code_in, may_change, per_run_keys
-from feddpc.errors import BadInputError, RunFolderError
+from feddpc.config import PER_RUN_KEYS, code_in
+from feddpc.errors import BadInputError
 from feddpc.registry import refuse_code, short_name
 
 if TYPE_CHECKING:
-    from feddpc.config import Config
     from feddpc.runs.rerun import RerunPlan
     from feddpc.runs.runner import Outcome
     from feddpc.study.overrides import Overrides
@@ -40,11 +39,12 @@ def run(
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
     out = flags.output_folder(out, "run", resume=resume)
-    from feddpc.build import build, make_method, with_reserve
+    from feddpc.build import build
     from feddpc.config import Config
-    from feddpc.runs.record import load_config
+    from feddpc.runs.record import load_config, resumed_config
     from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop, execute
+    from feddpc.unused import refuse_unused
 
     if resume:
         check_resumable(out, "run")
@@ -62,24 +62,24 @@ def run(
     if rerun is not None:
         wanted = rerun.config
     elif stored is not None:
-        wanted = _resumed(out, stored, overrides.values, overrides.hyper.get(name, {}))
+        wanted = resumed_config(out, overrides.values | {"hyper": overrides.hyper.get(name, {})})
     else:
         wanted = overrides.config(name)
     display, stop = _display(quiet, as_json), Stop()
-    experiment = build(with_reserve(wanted, [make_method(wanted)[0]]))
+    experiment = build(wanted)
+    if stored is None:
+        refuse_unused([(overrides.values, experiment.config)])
     with stop.on_interrupt(), display:
-        display.begin(wanted)
         outcome = execute(
             experiment,
             out=out,
             resume=resume,
-            on_round=display.round,
+            listener=display,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             track=track or (),
             examine=rerun.examine if rerun else None,
         )
-        display.end(outcome.summary)
     likeness = rerun.compare(outcome.records) if rerun else None
     _present([outcome], out, quiet, as_json, single=True, more={"like": likeness.asdict()} if likeness else {})
     if likeness and not (quiet or as_json):
@@ -87,7 +87,7 @@ def run(
     flags.exit_with([outcome.status], interrupted=stop.wanted)
 
 
-@flags.config_flags(without=per_run_keys())
+@flags.config_flags(without=PER_RUN_KEYS)
 def compare(
     given: dict[str, Any],
     methods: Annotated[str | None, flags.methods_flag(PAPER)] = None,
@@ -119,19 +119,11 @@ def compare(
     from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import Stop
     from feddpc.study.compare import compare as run_comparison
-    from feddpc.study.plan import stored_plan
 
     if resume:
         check_resumable(out, "comparison")
-    table = flags.table(config)
-    for key in ("method", "seed"):
-        if key in table:
-            raise BadInputError(f"{key} in {config}: a comparison has {key}s, a list")
-    asked = [methods or "", given, table, set_ or []]
-    before = stored_plan(out, "comparison", asked) if resume else None
-    names, numbers, overrides = flags.merge_study(
-        out, before, methods, seeds, given, table, set_, default=PAPER.split(","), add=True
-    )
+    asked = ("comparison", out, methods, seeds, given, config, set_)
+    names, numbers, overrides, _ = flags.merge_study(*asked, default=PAPER.split(","), add=True, resume=resume)
     display, stop = _display(quiet, as_json), Stop()
     with stop.on_interrupt(), display:
         outcomes = run_comparison(
@@ -149,16 +141,6 @@ def compare(
         )
     _present(outcomes, out, quiet, as_json)
     flags.exit_with([o.status for o in outcomes], interrupted=stop.wanted)
-
-
-def _resumed(out: Path, stored: Config, values: dict[str, Any], hyper: dict[str, Any]) -> Config:
-    """Return the configuration of a run to continue; only keys that do not affect recorded rounds may change."""
-    asked = {k: v for k, v in values.items() if k not in may_change()} | ({"hyper": hyper} if hyper else {})
-    if different := stored.differences(asked):
-        raise RunFolderError(
-            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
-        )
-    return type(stored).read({**stored.asdict(), **{k: values[k] for k in may_change() if k in values}})
 
 
 def _rerun(like: Path, overrides: Overrides, method: str, quiet: bool) -> RerunPlan:

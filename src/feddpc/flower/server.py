@@ -17,14 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from feddpc import methods
-from feddpc.build import (
-    TaskParts,
-    check_method,
-    load_code,
-    resolve_task,
-    task_class,
-)
-from feddpc.config import Config, execution_keys, keys, may_change, option_tables
+from feddpc.build import TaskParts, check_method, load_code, resolve_task, task_class
+from feddpc.config import EXECUTION_KEYS, MAY_CHANGE, OPTION_TABLES, Config, keys
 from feddpc.data import Dataset
 from feddpc.data.array_checks import Target
 from feddpc.data.scaling import Scaler
@@ -115,7 +109,7 @@ def strategy(
             f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether all "
             "the others count, and the budget is counted for one: leave it out"
         )
-    settings = resolve_policies(settings)
+    settings = resolve_policies(settings, method.usual_server_lr)
     if target is None and (own.task or settings.task != "auto"):
         target = task_class(settings.task, own).target or None  # type: ignore[assignment]
     held = {"test": test, "validation": validation}
@@ -207,7 +201,7 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
     >>> from_run_config({"method": "fedprox", "fedprox.mu": 0.1, "feddpc.lam": 0.5})
     {'method': 'fedprox', 'hyper': {'mu': 0.1}}
     """
-    tables = {"hyper": "hyper", **option_tables()}
+    tables = {"hyper": "hyper", **OPTION_TABLES}
     if method := values.get("method", method):
         tables[method] = "hyper"
     hints = get_type_hints(strategy)
@@ -243,7 +237,7 @@ class Dealt:
         """Return the arguments of ``strategy`` and ``server_app``, except the method."""
         experiment = self.experiment
         data, config = experiment.data, experiment.config
-        skip = ("method", "hyper", *execution_keys(), *may_change())
+        skip = ("method", "hyper", *EXECUTION_KEYS, *MAY_CHANGE)
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from feddpc.config import Config, execution_keys
+from feddpc.config import EXECUTION_KEYS, Config
 from feddpc.data.specs import spec
 from feddpc.errors import FeddpcError, RunFolderError
 from feddpc.paper.presets import PRESETS
@@ -75,7 +75,7 @@ def _listed(lines: Sequence[str]) -> str:
 
 def _values(config: Config) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(config.asdict()))
-    return {k: v for k, v in plain.items() if k not in ("seed", *execution_keys())}
+    return {k: v for k, v in plain.items() if k not in ("seed", *EXECUTION_KEYS)}
 
 
 def _packed(run: StoredRun, keys: Sequence[str], tested: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _packed(run: StoredRun, keys: Sequence[str], tested: int) -> dict[str, Any]:
         "status": status(run),
         "rounds": len(run.records),
         "seconds": _short("seconds", seconds_per_round(run.records)),
-        **{k: v for k in execution_keys() if (v := getattr(run.config, k)) != getattr(Config, k)},
+        **{k: v for k in EXECUTION_KEYS if (v := getattr(run.config, k)) != getattr(Config, k)},
         **{key: column for key, column in columns.items() if any(v is not None for v in column)},
     }
 
@@ -159,5 +159,5 @@ def _unpacked(about: dict[str, Any], config: Config, tested: int) -> StoredRun:
         for t in range(about["rounds"])
     ]
     summary = {"status": about["status"], "rounds": len(records)}
-    execution = {key: about[key] for key in execution_keys() if key in about}
+    execution = {key: about[key] for key in EXECUTION_KEYS if key in about}
     return StoredRun(Path("records"), dataclasses.replace(config, **execution), records, summary, {})

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 2.0
 
 
+def make_display(wanted: bool) -> Display | None:
+    """Return a display on standard error if one is wanted."""
+    return Display(Console(stderr=True)) if wanted else None
+
+
 def print_line(console: Console, text: str, *, style: str | None = None) -> None:
     """Print text as it is: rich neither colors numbers nor reads brackets as markup."""
     console.print(text, style=style, highlight=False, markup=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddpc.config import execution_keys, keys, option_tables
+from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, keys
 from feddpc.registry import short_name
 from feddpc.runs.record import StoredRun
 from feddpc.tasks.metrics import Metric
@@ -41,7 +41,7 @@ def groups(runs: Sequence[StoredRun]) -> list[Group]:
 
     Keys that change only where and how fast a run computes separate runs only where one seed would be counted twice.
     """
-    aside: tuple[str, ...] = ("seed", *execution_keys())
+    aside: tuple[str, ...] = ("seed", *EXECUTION_KEYS)
     parts = _parts(runs, aside)
     if any(len({run.config.seed for run in part}) < len(part) for part in parts):
         aside = ("seed",)
@@ -51,10 +51,10 @@ def groups(runs: Sequence[StoredRun]) -> list[Group]:
 
 def settings(run: StoredRun, aside: Iterable[str] = ("seed",)) -> dict[str, Any]:
     """Return the configuration without method and hyper-parameters, options spelled as the command line spells them."""
-    left_out = {"method", "hyper", *option_tables().values(), *aside}
+    left_out = {"method", "hyper", *OPTION_TABLES.values(), *aside}
     values = run.config.asdict()
     plain = {k: short_name(v) if keys()[k].kind else v for k, v in values.items() if k not in left_out}
-    return plain | {f"{part}.{k}": v for part, name in option_tables().items() for k, v in values[name].items()}
+    return plain | {f"{part}.{k}": v for part, name in OPTION_TABLES.items() for k, v in values[name].items()}
 
 
 def primaries(every: Iterable[Group]) -> list[Metric]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from feddpc.build import build, for_method, with_reserve
+from feddpc.build import build, for_method
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.engines.loop import Loop
@@ -74,7 +74,7 @@ def _measured(method: Method) -> Measured:
         model_options={"width": 4},
         device="cpu",
     )
-    experiment = for_method(build(with_reserve(config, [method]), data=_images()), method)
+    experiment = for_method(build(config, method=method, data=_images()), method)
     counter = _Counter(experiment.task.d)
     spied = _spied(method, counter)
     task = experiment.task

@@ -8,14 +8,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from feddpc import models, sampling
-from feddpc.config import Config
 from feddpc.data.partition import Partition
 from feddpc.engines.base import Engine
 from feddpc.engines.cuda.captured import Cuda
@@ -31,11 +30,12 @@ from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
 
+Compile = bool | Literal["auto"]
 ENGINES: dict[str, Callable[..., Engine]] = {"loop": Loop, "threads": Threads, "stacked": Stacked, "cuda": Cuda}
 #: Names that stand for an engine which is chosen when a run starts.
 CHOSEN = ("auto", "fastest")
-#: On a CPU, clients are stacked while one local step is at most this much work (parameters times batch size, for tokens
-#: times their number per sample) and the cohort at least this large: then calls cost more than arithmetic.
+#: On a CPU, clients are stacked while one local step is at most this much work and the cohort at least this large: then
+#: calls cost more than arithmetic.
 SMALL_STEP, SMALL_COHORT = 1 << 17, 5
 #: ``fastest`` compiles only for runs that last so many seconds, or compiling would take longer than it could save.
 WORTH_COMPILING = 150.0
@@ -50,18 +50,23 @@ _compared: dict[object, str | None] = {}
 _comparing = threading.Lock()
 
 
-def choose_engine(name: str, experiment: Experiment, method: Method) -> tuple[Engine, dict[str, float]]:
+def choose_engine(
+    name: str, experiment: Experiment, method: Method, *, compile: Compile | None = None
+) -> tuple[Engine, dict[str, float]]:
     """Return the engine ``name``, and the seconds per round of all candidates where they were timed.
+
+    ``compile`` replaces what the configuration of the experiment says.
 
     ``auto`` follows :func:`rule`, so that the same command gives the same records. ``fastest`` times the candidates.
     Code of the user's own is compared with ``loop`` first: where the two differ, ``auto`` uses ``loop`` and says so,
     and an engine asked for by name is refused.
     """
+    compile = experiment.config.compile if compile is None else compile
     if name == "fastest":
-        return _fastest(experiment, method)
+        return _fastest(experiment, method, compile)
     if name != "auto" and name not in ENGINES:
         raise unknown("engine", name, [*CHOSEN, *ENGINES])
-    engine = make_engine(rule(experiment) if name == "auto" else name, experiment.config)
+    engine = make_engine(rule(experiment) if name == "auto" else name, compile)
     why = _objection(engine, experiment, method)
     if why is None:
         return engine, {}
@@ -72,21 +77,19 @@ def choose_engine(name: str, experiment: Experiment, method: Method) -> tuple[En
     return Loop(), {}
 
 
-def make_engine(name: str, config: Config) -> Engine:
+def make_engine(name: str, compile: Compile) -> Engine:
     """Return the engine ``name``; ``auto`` compiles nothing, because that takes longer than most runs."""
-    return ENGINES[name](compile=config.compile is True) if name == "cuda" else ENGINES[name]()
+    return ENGINES[name](compile=compile is True) if name == "cuda" else ENGINES[name]()
 
 
 def rule(experiment: Experiment) -> str:
     """Return the name of the engine that ``auto`` stands for: a function of device, model, batch and cohort."""
-    config, d, data = experiment.config, experiment.task.d, experiment.data
-    device = experiment.w0.device.type
+    cohort, device = experiment.config.cohort, experiment.w0.device.type
     if device == "cuda":
         return "cuda"
-    if device != "cpu" or config.cohort == 1:
+    if device != "cpu" or cohort == 1:
         return "loop"
-    positions = data.y_train.shape[1] if data.target == "tokens" else 1
-    small = d * (config.batch_size or 1) * positions <= SMALL_STEP and config.cohort >= SMALL_COHORT
+    small = experiment.step_work <= SMALL_STEP and cohort >= SMALL_COHORT
     traits = experiment.task.traits
     able = models.vectorizes(experiment.task.module) and not (traits.mixes_samples or traits.statistics)
     return "stacked" if small and able else "threads"
@@ -99,14 +102,14 @@ def _objection(engine: Engine, experiment: Experiment, method: Method) -> str | 
     return engine.refuses(experiment.task) or disagreement(engine, experiment, method)
 
 
-def _fastest(experiment: Experiment, method: Method) -> tuple[Engine, dict[str, float]]:
+def _fastest(experiment: Experiment, method: Method, compile: Compile) -> tuple[Engine, dict[str, float]]:
     """Time every engine that may be used for one round and return the fastest; the timed rounds are thrown away.
 
     Another engine than ``loop`` must be a tenth faster.
     """
     seconds: dict[str, float] = {}
     able: dict[str, Engine] = {}
-    for label, engine in _candidates(experiment, seconds):
+    for label, engine in _candidates(experiment, compile, seconds):
         if _objection(engine, experiment, method):
             continue
         try:
@@ -130,12 +133,12 @@ def _fastest(experiment: Experiment, method: Method) -> tuple[Engine, dict[str, 
     return best, seconds
 
 
-def _candidates(experiment: Experiment, seconds: dict[str, float]) -> Iterator[tuple[str, Engine]]:
+def _candidates(experiment: Experiment, compile: Compile, seconds: dict[str, float]) -> Iterator[tuple[str, Engine]]:
     for name in ENGINES:
-        yield name, make_engine(name, dataclasses.replace(experiment.config, compile=False))
+        yield name, make_engine(name, False)
     long = experiment.config.rounds * min(seconds.values()) >= WORTH_COMPILING
-    if experiment.config.compile is True or (experiment.config.compile == "auto" and long):
-        yield "cuda, compiled", make_engine("cuda", dataclasses.replace(experiment.config, compile=True))
+    if compile is True or (compile == "auto" and long):
+        yield "cuda, compiled", make_engine("cuda", True)
 
 
 def _timed(engine: Engine, experiment: Experiment, method: Method) -> float:
@@ -179,7 +182,7 @@ def disagreement(engine: Engine, experiment: Experiment, method: Method) -> str 
     with _comparing:  # one at a time: several runs may begin at once, and the filters of warnings are global
         if key not in _compared:
             # On an engine of its own: what it learns of memory that does not suffice is not for the run.
-            _compared[key] = _compare(make_engine(engine.name, experiment.config), experiment, method)
+            _compared[key] = _compare(make_engine(engine.name, _compiles(engine)), experiment, method)
     return _compared[key]
 
 
@@ -283,7 +286,11 @@ def _key(engine: Engine, experiment: Experiment, method: Method) -> object:
     policies = bool(config.faults or config.screen or config.privacy or config.rule != "mean")
     learned = (type(task), _source(type(task)), task.sample_loss, _source(task.sample_loss))
     code = (type(method), _source(type(method)), repr(method.hyper()), parts, learned)
-    return (engine.name, config.compile, code, shapes, samples, about, rules, policies, len(experiment.population))
+    return (engine.name, _compiles(engine), code, shapes, samples, about, rules, policies, len(experiment.population))
+
+
+def _compiles(engine: Engine) -> bool:
+    return bool(getattr(engine, "compile", False))
 
 
 def _code(part: nn.Module) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ import torch
 from feddpc._version import __version__
 from feddpc.config import MAY_CHANGE, Config, read_toml, write_toml
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError, unusable
+from feddpc.experiment import evaluated_in
 from feddpc.round.round import RoundRecord
 from feddpc.runs.append_log import AppendLog, LogMark
 from feddpc.storage import explain_os_errors, make_folder, replace_text
@@ -195,6 +196,27 @@ def read_records(path: Path, size: int | None = None, damage: list[str] | None =
     return records
 
 
+def without_former_last(config: Config, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records as if the run had always had the rounds that it has now.
+
+    The last round is always evaluated. Where a run was continued for more rounds, ``evaluate_every`` would not have
+    asked for the evaluation of its former last round. With ``keep = "best"`` it counts, as that model may be kept.
+
+    >>> records = [{"round": t, "test_loss": 0.1} for t in (1, 2)]
+    >>> without_former_last(Config(rounds=4, evaluate_every=2), records)
+    [{'round': 1, 'test_loss': None}, {'round': 2, 'test_loss': 0.1}]
+    """
+    if config.keep == "best":
+        return list(records)
+    return [r if evaluated_in(config, r["round"]) else _without_metrics(r) for r in records]
+
+
+def _without_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a round that was not evaluated."""
+    parts = tuple(f"{part}_" for part in PARTS)
+    return {k: None if k.startswith(parts) else v for k, v in record.items() if not k.startswith("clients_")}
+
+
 def is_run(path: Path) -> bool:
     """Say whether ``path`` is the folder of a run."""
     return (path / "config.toml").is_file()
@@ -218,6 +240,16 @@ def load_config(path: Path) -> Config:
         raise RunFolderError(f"{path} is no run folder of this program: {error}") from None
 
 
+def resumed_config(path: Path, given: Mapping[str, Any]) -> Config:
+    """Return the configuration of the run in ``path`` with what is ``given``; only `MAY_CHANGE` may differ."""
+    stored = load_config(path)
+    if different := stored.differences({k: v for k, v in given.items() if k not in MAY_CHANGE}):
+        raise RunFolderError(
+            f"{path} was made with another configuration ({'; '.join(different)}): choose another --out"
+        )
+    return Config.read(stored.asdict() | {k: given[k] for k in MAY_CHANGE if k in given})
+
+
 def config_digest(config: Config) -> str:
     """Return a hash of what a resumed run must not change; default values are left out, so that new keys may appear."""
     usual = Config().asdict()
@@ -231,7 +263,7 @@ def load(path: Path, damage: list[str] | None = None) -> StoredRun:
     With ``damage`` what cannot be read is said there and left out; only the configuration must be whole.
     """
     config = load_config(path)
-    records = read_records(path / ROUNDS, damage=damage)
+    records = without_former_last(config, read_records(path / ROUNDS, damage=damage))
     names = ("summary", "environment", "privacy", "holdings", "clients")
     summary, about, privacy, holdings, clients = (read_json(path / f"{name}.json", damage) for name in names)
     metrics = read_metrics(about.pop("metrics", None), summary)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import models
-from feddpc.config import Config, options_by_choice
+from feddpc.config import OPTIONS_BY_CHOICE, Config
 from feddpc.data import names
 from feddpc.data.loading import is_own
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.registry import is_code
-from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records
+from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records, without_former_last
 
 #: What of the surroundings may change a result, if only its last digits.
 SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "threads")
@@ -74,7 +74,7 @@ class RerunPlan:
             raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
         values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
         base = Config.read(values)
-        for key, options in options_by_choice().items():
+        for key, options in OPTIONS_BY_CHOICE.items():
             if given.get(key, values[key]) != values[key]:
                 values[options] = {}
         if given.get("method", stored.method) != stored.method:
@@ -105,7 +105,7 @@ class RerunPlan:
         Other data or another partition are an error, unless settings were changed: then no more than the rest of it.
         """
         before, print_before = self.environment, self.environment["fingerprint"]
-        now, print_now = environment(self.config.engine, {}, experiment.config.device), experiment.fingerprint()
+        now, print_now = environment(self.config.engine, {}, str(experiment.w0.device)), experiment.fingerprint()
         other = [part for part in print_now if part in print_before and print_before[part] != print_now[part]]
         if not self.changed and (wrong := [part for part in WORLD if part in other]):
             raise RunFolderError(
@@ -125,7 +125,7 @@ class RerunPlan:
     def compare(self, records: Sequence[dict[str, Any]]) -> RerunReport:
         """Say how alike ``records`` are to the first ones."""
         damage: list[str] = []
-        first = read_records(self.folder / "rounds.jsonl", damage=damage)
+        first = without_former_last(load_config(self.folder), read_records(self.folder / "rounds.jsonl", damage=damage))
         for text in damage:
             self.tell(text)
         pairs = list(zip(first, records, strict=False))

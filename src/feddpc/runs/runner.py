@@ -14,13 +14,15 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from feddpc.build import for_method, make_method
+from feddpc import methods
+from feddpc.build import for_method, resolve_device
 from feddpc.callbacks import Callback, Callbacks, Run
-from feddpc.config import MAY_CHANGE, Config, code_in, execution_keys, options_by_choice
+from feddpc.config import EXECUTION_KEYS, MAY_CHANGE, OPTIONS_BY_CHOICE, Config, code_in
 from feddpc.errors import RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
@@ -31,7 +33,7 @@ from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.append_log import LogMark
-from feddpc.runs.engine_choice import CHOSEN, choose_engine
+from feddpc.runs.engine_choice import CHOSEN, Compile, choose_engine
 from feddpc.runs.record import (
     LEARNED,
     RunFolder,
@@ -43,9 +45,11 @@ from feddpc.runs.record import (
     read_json,
     read_records,
     summarize,
+    without_former_last,
 )
 from feddpc.runs.tracking import Track, Tracking
 from feddpc.tasks.metrics import Metric
+from feddpc.torch_globals import set_precision
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -99,6 +103,22 @@ class Stop:
                 signal.signal(number, handler)
 
 
+class Listener(Protocol):
+    """Follows the progress of runs, one after the other."""
+
+    def begin(self, config: Config) -> None:
+        """A run starts or continues."""
+
+    def round(self, record: dict[str, Any]) -> None:
+        """A round is finished."""
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """A run has ended."""
+
+    def another(self) -> Listener:
+        """Return a listener for another run at the same time."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A run that ended: how, what it recorded, and the model that it keeps."""
@@ -119,9 +139,11 @@ def execute(
     *,
     method: Method | None = None,
     engine: str | None = None,
+    compile: Compile | None = None,
     out: Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    listener: Listener | None = None,
     stop: Stop | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     lean: bool = False,
@@ -132,7 +154,7 @@ def execute(
     """Run ``experiment.config`` to its last round and return what came out.
 
     With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
-    with ``resume`` a run that is there is continued. ``engine`` is the one to use, whatever the configuration says.
+    with ``resume`` a run that is there is continued. ``engine`` and ``compile`` replace what the configuration says.
     A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
     ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
     method made of the experiment, and may raise, before anything is written. ``callbacks`` may stop the run; if one of
@@ -140,25 +162,36 @@ def execute(
     """
     stop = stop or Stop()
     tracking = Tracking.of(track, out, resume)
-    if method is None:
-        method, config = make_method(experiment.config)
-    else:
-        config = dataclasses.replace(experiment.config, method=method.name, hyper=method.hyper())
+    asked = experiment.config
+    name = asked.method if method is None else method.name
+    method = method or methods.create(asked.method, **asked.hyper)
+    set_precision(asked.precision)
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
     resume = resume and out is not None and is_run(out)
-    stored = load_config(out) if resume and out is not None else Config()
+    stored = load_config(out) if resume and out is not None else None
     experiment = for_method(experiment, method, _learned(out) if resume and out is not None else None)
     if examine is not None:
         examine(experiment)
-    if resume and config.engine in CHOSEN:  # a resumed run keeps its engine
-        config = dataclasses.replace(config, engine=stored.engine, compile=stored.compile)
-        changed = dataclasses.replace(experiment.config, compile=stored.compile)
-        experiment = dataclasses.replace(experiment, config=changed)
-    wanted = engine or config.engine
-    machine, timings = choose_engine(wanted, experiment, method)
-    kind = stored.client_memory if config.client_memory == "auto" else config.client_memory
-    kind = resolve(kind, method, experiment.w0, len(experiment.population))
-    compiles, buffers = getattr(machine, "compile", False), experiment.buffers(method)
-    config = dataclasses.replace(config, engine=machine.name, compile=compiles, client_memory=kind, buffers=buffers)
+    memory = asked.client_memory
+    if stored is not None:  # a resumed run keeps its engine and its place for memories
+        if asked.engine in CHOSEN:
+            engine, compile = engine or stored.engine, stored.compile
+        memory = stored.client_memory if memory == "auto" else memory
+    machine, timings = choose_engine(engine or asked.engine, experiment, method, compile=compile)
+    kind = resolve(memory, method, experiment.w0, len(experiment.population))
+    config = dataclasses.replace(
+        asked,
+        method=name,
+        hyper=method.hyper(),
+        device=resolve_device(asked.device),
+        threads=experiment.threads,
+        engine=machine.name,
+        compile=getattr(machine, "compile", False),
+        client_memory=kind,
+        data_memory="device" if experiment.task.host is None else "host",
+        buffers=experiment.buffers(method),
+    )
     placement = Placement(kind, out / "checkpoint" if out is not None else None)
     progress = RunState.of(experiment, method, placement)
     folder: RunFolder | None = None
@@ -182,6 +215,8 @@ def execute(
             best = BestModel(experiment.task.metrics[0], part, method, progress, past)
         if out is not None:
             tracking.begin(config, out, records)
+        if listener is not None:
+            listener.begin(config)
         watching.call("on_run_begin")
         while ended is None:
             record = run_round(experiment, method, machine, progress)
@@ -200,6 +235,8 @@ def execute(
             ended = _why(record, config, stop) or watching.run.stopped
             keeper.keep(record, ended)
             tracking.round(records[-1])
+            if listener is not None:
+                listener.round(records[-1])
             if on_round is not None:
                 on_round(records[-1])
         status, reason = ended
@@ -216,6 +253,8 @@ def execute(
                 shutil.rmtree(folder.checkpoint, ignore_errors=True)
         watching.run.status = status
         watching.call("on_run_end")
+        if listener is not None:
+            listener.end(summary)
     finally:
         tracking.end(summary)
         if folder is not None:
@@ -354,7 +393,7 @@ def reopen(
         if saved is not None:
             checkpoint.restore(saved, progress)
         folder.go_on(mark, beside)
-        records = read_records(out / "rounds.jsonl", mark.size)
+        records = without_former_last(config, read_records(out / "rounds.jsonl", mark.size))
         if len(records) != progress.round:
             raise RunFolderError(
                 f"{out}: {len(records)} rounds are recorded, the checkpoint is of round {progress.round}"
@@ -378,8 +417,8 @@ def reopen(
 def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, str]) -> None:
     """Raise if a run folder was made with something else than what is to be continued."""
     different = stored.differences({k: v for k, v in config.asdict().items() if k not in MAY_CHANGE})
-    asked, before, free = config.asdict(), stored.asdict(), {*MAY_CHANGE, *execution_keys()}
-    free |= {table for choice, table in options_by_choice().items() if asked.get(choice) != before.get(choice)}
+    asked, before, free = config.asdict(), stored.asdict(), {*MAY_CHANGE, *EXECUTION_KEYS}
+    free |= {table for choice, table in OPTIONS_BY_CHOICE.items() if asked.get(choice) != before.get(choice)}
     different += [f"without {key}" for key in before if before[key] and not asked.get(key) and key not in free]
     if not (out / "environment.json").exists():
         raise RunFolderError(
@@ -388,6 +427,9 @@ def _refuse_changes(out: Path, stored: Config, config: Config, now: dict[str, st
     before = read_json(out / "environment.json").get("fingerprint", {})
     different += [f"other {part}" for part in before if before[part] != now.get(part)]
     if different:
-        raise RunFolderError(
-            f"{out} was made with another configuration ({'; '.join(different)}): choose another --out"
-        )
+        over, remedy = stored.lr_schedule_options.get("over"), "choose another --out"
+        if asked["lr_schedule"] == stored.lr_schedule and over != config.lr_schedule_options.get("over"):
+            remedy += (
+                f", or give lr_schedule_options = {{'over': {over}}} to go on with the schedule of the first rounds"
+            )
+        raise RunFolderError(f"{out} was made with another configuration ({'; '.join(different)}): {remedy}")

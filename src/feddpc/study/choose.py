@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feddpc.config import tuned_keys
+from feddpc.config import TUNED_KEYS
 from feddpc.errors import BadInputError, unknown
 from feddpc.study.folder import RunResult, shared_metric
 from feddpc.study.space import Options, Range
@@ -156,7 +156,7 @@ def _end(group: Sequence[RunResult], seeds: int) -> str:
 def _split(values: dict[str, Any], tuned: set[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings into those of the problem and those that are tuned."""
     if tuned is None:
-        tuned = {key for key in values if key.partition(".")[0] in (*tuned_keys(), "hyper")}
+        tuned = {key for key in values if key.partition(".")[0] in (*TUNED_KEYS, "hyper")}
     own = {k: v for k, v in values.items() if k in tuned}
     return {k: v for k, v in values.items() if k not in own}, own
 
@@ -172,7 +172,7 @@ def _differs(tables: Sequence[dict[str, Any]], name: str) -> bool:
 
 def _key(name: str, results: Sequence[RunResult]) -> str:
     """Return the full name of a key: ``lam`` and ``feddpc.lam`` are ``hyper.lam``."""
-    known = {key for result in results for key in settings(result.spec.config)} | set(tuned_keys())
+    known = {key for result in results for key in settings(result.spec.config)} | set(TUNED_KEYS)
     for full in (name, f"hyper.{name}", f"hyper.{name.rpartition('.')[2]}"):
         if full in known:
             return full

@@ -6,49 +6,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from feddpc import methods
-from feddpc.build import build, resolve, with_reserve
+from feddpc.build import construct, resolve
 from feddpc.callbacks import Callback
 from feddpc.checks import check_int
-from feddpc.config import MAY_CHANGE, Config
-from feddpc.data import Dataset
+from feddpc.config import Config
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.privacy.mechanism import check as check_private
 from feddpc.runs.concurrent import run_concurrently
-from feddpc.runs.record import is_blank, is_run, load_config
-from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop
+from feddpc.runs.engine_choice import Compile
+from feddpc.runs.record import is_blank, is_run, resumed_config
+from feddpc.runs.runner import CHECKPOINT_SECONDS, Listener, Outcome, Stop
 from feddpc.runs.tracking import Track, check
 from feddpc.study import setup_cache
 from feddpc.study.folder import StudyFolder
 from feddpc.study.overrides import Overrides
 from feddpc.study.plan import FILES, StudyPlan, claim
-from feddpc.study.spec import EXECUTION_KEYS, RunSpec
+from feddpc.study.spec import RunSpec
 from feddpc.study.workers import execute_shared
 from feddpc.torch_globals import preserve_torch_globals
+from feddpc.unused import refuse_unused
 
-__all__ = ["Listener", "Overrides", "OwnParts", "compare", "run_comparison", "run_name"]
-
-
-class Listener(Protocol):
-    """Follows the progress of a comparison."""
-
-    def begin(self, config: Config) -> None:
-        """A run starts or continues."""
-
-    def round(self, record: dict[str, Any]) -> None:
-        """A round is finished."""
-
-    def end(self, summary: dict[str, Any]) -> None:
-        """A run has ended."""
-
-    def another(self) -> Listener:
-        """Return a listener for another run at the same time."""
+__all__ = ["Overrides", "OwnParts", "compare", "run_comparison", "run_name"]
 
 
 @dataclass(frozen=True)
@@ -63,25 +48,22 @@ class OwnParts:
         """Return the method ``name``, one's own or a registered one with these hyper-parameters."""
         return self.methods[name] if name in self.methods else methods.create(name, **hyper)
 
-    def complete(self, config: Config, method: Method) -> Config:
+    def resolve(self, config: Config, name: str) -> Config:
         """Return a configuration that says exactly what will be computed, or raise what is wrong with it."""
-        rest = {name: part for name, part in self.parts.items() if name != "data"}
-        complete = resolve(with_reserve(config, [method]), self._data(config), **rest)
-        return replace(complete, **{key: getattr(config, key) for key in EXECUTION_KEYS})
+        return resolve(config, method=self.methods.get(name), **self._parts(config))
 
     def experiment(self, config: Config) -> Experiment:
-        """Return the experiment of a complete configuration; runs with the same seed share what is built once."""
+        """Return the experiment of a resolved configuration; runs with the same seed share what is built once."""
         if not self.parts:
             return setup_cache.experiment(config)
         key = setup_cache.setup_key(config)
         if key not in self._built:
             self._built.clear()
-            self._built[key] = build(config, **{**self.parts, "data": self._data(config)})
-        return setup_cache.adopt(self._built[key], config)
+            self._built[key] = construct(config, **self._parts(config))
+        return replace(self._built[key], config=config)
 
-    def _data(self, config: Config) -> Dataset:
-        own: Dataset | None = self.parts.get("data")
-        return setup_cache.dataset(config) if own is None else own
+    def _parts(self, config: Config) -> dict[str, Any]:
+        return {"data": setup_cache.dataset(config), **self.parts} if "data" not in self.parts else dict(self.parts)
 
 
 def run_name(method: str, seed: int) -> str:
@@ -125,18 +107,10 @@ def run_comparison(
     stop, resume, own = stop or Stop(), resume or extend, own or OwnParts()
     check_int("at_once", at_once, 1)
     plan = StudyPlan(list(names), list(seeds), overrides)
-    runs = _plan_runs(plan, own)
     trackers = check(track, out if resume else None)
-    begun: dict[tuple[str, int], Config] = {}
     if out is not None:
         _refuse_folder(out, resume)
-        begun = {key: load_config(out / run.name) for key, run in runs.items() if is_run(out / run.name)}
-        changes = {k: overrides.values[k] for k in MAY_CHANGE if k in overrides.values}
-        for key, stored in begun.items():
-            _refuse_changes(out / runs[key].name, stored, runs[key].config, overrides)
-            runs[key] = replace(runs[key], config=Config.read(stored.asdict() | changes))
-    # This raises what is wrong before anything is written.
-    runs = {key: replace(run, config=own.complete(run.config, run.method)) for key, run in runs.items()}
+    runs = _plan_runs(plan, own, out)  # raises what is wrong before anything is written
     if out is not None:
         claim(out, plan, extend=extend, runs=[run.name for run in runs.values()])
         remedy = "finished runs keep their results; for new ones choose another --out"
@@ -144,39 +118,37 @@ def run_comparison(
     elif trackers:
         raise BadInputError("track needs a folder that holds the runs too: give out")
 
-    def execute_run(key: tuple[str, int], listener: Listener | None, engine: str | None) -> Outcome | None:
+    def execute_run(
+        key: tuple[str, int], listener: Listener | None, engine: str | None, compile: Compile | None
+    ) -> Outcome | None:
         if stop.wanted:
             return None
         run = runs[key]
-        if listener:
-            listener.begin(run.config)
-        outcome = execute_shared(
+        return execute_shared(
             partial(own.experiment, run.config),
             at_once=at_once,
-            method=run.method if key[0] in own.methods else None,
+            method=own.methods.get(key[0]),
             out=None if out is None else out / run.name,
             engine=engine,
+            compile=compile,
             resume=resume,
-            on_round=listener.round if listener else None,
+            listener=listener,
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             track=trackers,
             callbacks=callbacks,
         )
-        if listener:
-            listener.end(outcome.summary)
-        return outcome
 
     timed = overrides.values.get("engine") == "fastest"
-    engine = next((stored.engine for stored in begun.values()), None) if timed else None
+    engine = next((run.begun_with for run in runs.values() if run.begun_with), None) if timed else None
+    compile: Compile | None = None
     first_key, *rest = runs
-    first = execute_run(first_key, listener, engine)
+    first = execute_run(first_key, listener, engine, compile)
     if first and timed:  # all others use its engine and its compiler, so that seconds can be compared
-        engine, compiled = first.config.engine, first.config.compile
-        runs |= {key: replace(runs[key], config=replace(runs[key].config, compile=compiled)) for key in rest}
+        engine, compile = first.config.engine, first.config.compile
     listeners = [listener.another() if listener and at_once > 1 else listener for _ in rest]
     jobs: list[Callable[[], Outcome | None]] = [
-        partial(execute_run, key, other, engine) for key, other in zip(rest, listeners, strict=True)
+        partial(execute_run, key, other, engine, compile) for key, other in zip(rest, listeners, strict=True)
     ]
     outcomes = dict(zip(runs, (first, *run_concurrently(jobs, at_once)), strict=True))
     return {key: outcome for key, outcome in outcomes.items() if outcome}
@@ -187,30 +159,38 @@ class _PlannedRun:
     """One run of a comparison."""
 
     name: str  #: of its folder
-    config: Config
-    method: Method
+    config: Config  #: resolved
+    begun_with: str | None  #: the engine of a run that is there already
 
 
-def _plan_runs(plan: StudyPlan, own: OwnParts) -> dict[tuple[str, int], _PlannedRun]:
-    """Return the runs by method and seed, in their order, after all checks that need no data.
+def _plan_runs(plan: StudyPlan, own: OwnParts, out: Path | None) -> dict[tuple[str, int], _PlannedRun]:
+    """Return the runs by method and seed, in their order; those that ``out`` holds are as they were begun.
 
     The server keeps the same share of the data for all methods: what the most demanding one needs.
     """
     values, hyper = plan.overrides.values, plan.overrides.hyper
     made = {name: own.method(name, hyper.get(name, {})) for name in plan.methods}
-    shared = Config.read({k: v for k, v in values.items() if k not in ("method", "seed", "hyper")})
-    needed = max(method.reserve for method in made.values())
-    reserve = needed if shared.reserve is None else shared.reserve
+    reserve = values.get("reserve", max(method.reserve for method in made.values()))
     runs = {}
+    fresh: list[tuple[dict[str, Any], Config]] = []
     for seed in plan.seeds:
         for name, method in made.items():
-            method.init_server(torch.zeros(1), shared.clients)
-            if shared.privacy:
-                check_private(method)
-            identity = {"method": method.name if name in own.methods else name, "hyper": method.hyper(), "seed": seed}
-            config = Config.read(shared.asdict() | identity | {"reserve": reserve})
             label = name if name in own.methods else method.name
-            runs[name, seed] = _PlannedRun(run_name(label, seed), config, method)
+            folder = run_name(label, seed)
+            config = plan.overrides.config(name, seed=seed, reserve=reserve)
+            method.init_server(torch.zeros(1), config.clients)
+            begun = None
+            if out is not None and is_run(out / folder):
+                given = values | {"hyper": hyper.get(name, {}), "seed": seed, "reserve": reserve}
+                config = resumed_config(out / folder, given)
+                begun = config.engine
+            config = own.resolve(config, name)
+            if config.privacy:
+                check_private(method)
+            if begun is None:
+                fresh.append((values, config))
+            runs[name, seed] = _PlannedRun(folder, config, begun)
+    refuse_unused(fresh)
     if len({run.name for run in runs.values()}) < len(runs):
         raise BadInputError(f"methods = {', '.join(plan.methods)}: two of them have the same name")
     return runs
@@ -226,17 +206,4 @@ def _refuse_folder(out: Path, resume: bool) -> None:
         raise RunFolderError(
             f"{out} already holds a comparison: add --resume to continue it, --extend to add methods or seeds, or "
             "choose another --out"
-        )
-
-
-def _refuse_changes(folder: Path, stored: Config, asked: Config, overrides: Overrides) -> None:
-    """Raise if the run in ``folder`` was begun with another configuration."""
-    given = {k: v for k, v in overrides.values.items() if k not in (*MAY_CHANGE, "hyper")}
-    given |= {"hyper": overrides.hyper.get(asked.method, {}), "seed": asked.seed}
-    different = stored.differences(given)
-    if asked.reserve is not None and asked.reserve != (stored.reserve or 0.0):  # other methods would get other data
-        different.append(f"reserve = {asked.reserve!r}, was {stored.reserve!r}")
-    if different:
-        raise RunFolderError(
-            f"{folder} was made with another configuration ({'; '.join(different)}): choose another --out"
         )

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feddpc import methods
-from feddpc.config import PARTS, Config
+from feddpc.config import OPTION_TABLES, PLAIN_KEYS, Config
 from feddpc.errors import BadInputError, unknown
-
-_KEYS = {k for k in Config.__dataclass_fields__ if k not in ("hyper", *PARTS.values())}
 
 
 @dataclass
@@ -33,15 +31,15 @@ class Overrides:
             self.hyper.setdefault(named[0], {})[rest] = value
         elif key in ("method", "seed"):
             raise BadInputError(f"--set {key}=...: use --{key}, or --{key}s in a comparison")
-        elif dot and part in PARTS:
-            self.values.setdefault(PARTS[part], {})[rest] = value
+        elif dot and part in OPTION_TABLES:
+            self.values.setdefault(OPTION_TABLES[part], {})[rest] = value
         elif having:
             for name in having:
                 self.hyper.setdefault(name, {})[key] = value
-        elif key in _KEYS:
+        elif key in PLAIN_KEYS:
             self.values[key] = value
         else:
-            known = {k for n in names for k in hyper_names(n)} | _KEYS | {f"{p}.*" for p in PARTS}
+            known = {k for n in names for k in hyper_names(n)} | {*PLAIN_KEYS} | {f"{p}.*" for p in OPTION_TABLES}
             raise unknown("key", key, known)
 
     def absorb(self, table: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -55,10 +53,9 @@ class Overrides:
             else:
                 self.values[key] = dict(value) if isinstance(value, dict) else value
 
-    def config(self, method: str, seed: int | None = None) -> Config:
-        """Return the configuration of one method and seed."""
-        values = {**self.values, "method": method, "hyper": self.hyper.get(method, {})}
-        return Config.read(values if seed is None else {**values, "seed": seed})
+    def config(self, method: str, **more: Any) -> Config:
+        """Return the configuration of one method; ``more`` are values of this run alone, such as its seed."""
+        return Config.read({**self.values, "method": method, "hyper": self.hyper.get(method, {}), **more})
 
     def copy(self) -> Overrides:
         """Return a copy whose tables can be changed."""

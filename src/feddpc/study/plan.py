@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from feddpc import methods
-from feddpc.build import make_method
-from feddpc.config import PARTS, Config, parse_set, read_toml, write_toml
+from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, Config, parse_set, read_toml, write_toml
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.registry import code_names, refuse_code
 from feddpc.storage import explain_os_errors, make_folder, replace_text
@@ -25,7 +24,7 @@ from feddpc.study import space as spaces
 from feddpc.study.folder import CODE, RunResult, locked, shared_metric
 from feddpc.study.overrides import Overrides, hyper_names
 from feddpc.study.space import Options, Search, Settings, Space, spelled
-from feddpc.study.spec import EXECUTION_KEYS, RunSpec
+from feddpc.study.spec import RunSpec
 
 FILES = {"comparison": "compare.json", "sweep": "sweep.toml"}
 #: Other files and folders of a sweep.
@@ -74,6 +73,10 @@ class StudyPlan:
         """Return what is varied for a method."""
         return [key for key in self.space.axes if _has(method, _plain(key))] if self.space else []
 
+    def draws(self, keys: Sequence[str]) -> bool:
+        """Say whether one of ``keys`` is drawn at random, so that the first trials need not have all its values."""
+        return self.space is not None and self.space.trials is not None and any(key in self.space.axes for key in keys)
+
     def budgets(self) -> dict[str, int]:
         """Return how many settings are tried per method."""
         return {name: self.space.size(self.keys(name)) if self.space else 1 for name in self.methods}
@@ -90,9 +93,7 @@ class StudyPlan:
         words = " ".join([methods.get(method).name, *(f"{_short(k)}={_word(v)}" for k, v in settings.items())])
         reserve = self._reserve(overrides.config(method))
         return [
-            RunSpec(
-                dataclasses.replace(overrides.config(method, seed), reserve=reserve), f"{words} seed {seed}", settings
-            )
+            RunSpec(overrides.config(method, seed=seed, reserve=reserve), f"{words} seed {seed}", settings)
             for seed in self.seeds
         ]
 
@@ -115,7 +116,7 @@ class StudyPlan:
         if config.reserve is not None:
             return config.reserve
         others = [methods.create(name, **self.overrides.hyper.get(name, {})) for name in self.methods]
-        return max(m.reserve for m in (*others, make_method(config)[0]))
+        return max(m.reserve for m in (*others, methods.create(config.method, **config.hyper)))
 
     def extended(self, more: StudyPlan) -> StudyPlan:
         """Return this plan with the methods, seeds, grid values and trials that ``more`` adds."""
@@ -132,7 +133,7 @@ class StudyPlan:
         tables = dict(self.overrides.hyper)
         if self.space is not None:
             values = {k: v for k, v in values.items() if k not in EXECUTION_KEYS}
-            tables = {part: values.pop(name, {}) for part, name in PARTS.items()} | tables
+            tables = {part: values.pop(name, {}) for part, name in OPTION_TABLES.items()} | tables
         sets = [f"{name}.{k}={spelled([v])}" for name, table in tables.items() for k, v in table.items()]
         table: dict[str, Any] = {"methods": list(self.methods), "seeds": list(self.seeds)}
         if space := self.space:
@@ -274,7 +275,7 @@ def _has(method: str, key: str) -> bool:
     """Say whether ``key``, which is known to exist, applies to a method."""
     part, _, name = key.rpartition(".")
     if part:
-        return part in PARTS or part in (method, methods.get(method).name)
+        return part in OPTION_TABLES or part in (method, methods.get(method).name)
     return name in hyper_names(method) or name in Config.__dataclass_fields__
 
 
@@ -283,7 +284,7 @@ def _plain(key: str) -> str:
 
 
 def _short(key: str) -> str:
-    return key if key.partition(".")[0] in PARTS else key.rpartition(".")[2]
+    return key if key.partition(".")[0] in OPTION_TABLES else key.rpartition(".")[2]
 
 
 def _word(value: Any) -> str:

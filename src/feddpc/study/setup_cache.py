@@ -9,19 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from feddpc.build import build
-from feddpc.config import Config, after_setup_keys, code_in
+from feddpc.build import construct
+from feddpc.config import AFTER_SETUP_KEYS, Config, code_in
 from feddpc.data import Dataset, load, names
 from feddpc.experiment import Experiment, data_hash
 from feddpc.registry import code_digest, is_code
-from feddpc.torch_globals import set_precision
 
 #: Number of experiments kept at a time; each has its data on the device.
 CACHE_SIZE = 2
-#: Keys that may differ between runs that share a setup.
-PER_RUN_KEYS = after_setup_keys()
 _cache: OrderedDict[str, Experiment] = OrderedDict()
 
 
@@ -59,7 +54,7 @@ def setup_key(config: Config) -> str:
     >>> setup_key(Config(lr=0.1)) == setup_key(Config(lr=0.2)), setup_key(Config()) == setup_key(Config(clients=50))
     (True, False)
     """
-    shared = {k: v for k, v in config.asdict().items() if k not in PER_RUN_KEYS}
+    shared = {k: v for k, v in config.asdict().items() if k not in AFTER_SETUP_KEYS}
     return json.dumps([shared, [code_digest(name) for name in code_in(shared)]], sort_keys=True)
 
 
@@ -71,14 +66,5 @@ def experiment(config: Config) -> Experiment:
     else:
         while len(_cache) >= CACHE_SIZE:
             _cache.popitem(last=False)
-        _cache[name] = build(config, data=dataset(config))
-    return adopt(_cache[name], config)
-
-
-def adopt(shared: Experiment, config: Config) -> Experiment:
-    """Return an experiment that was built before, for a run with the same setup."""
-    set_precision(config.precision)
-    if isinstance(shared.config.threads, int):
-        torch.set_num_threads(shared.config.threads)
-    own = {key: getattr(config, key) for key in PER_RUN_KEYS}
-    return dataclasses.replace(shared, config=dataclasses.replace(shared.config, **own))
+        _cache[name] = construct(config, dataset(config))
+    return dataclasses.replace(_cache[name], config=config)

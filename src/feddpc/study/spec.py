@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -12,13 +11,11 @@ from typing import Any
 
 import torch
 
-from feddpc.build import make_method, resolve, with_reserve
-from feddpc.config import PARTS, Config, execution_keys
+from feddpc import methods
+from feddpc.build import resolve
+from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, Config
 from feddpc.registry import code_digest, is_code, short_name
 from feddpc.study.setup_cache import dataset, fingerprint
-
-#: Keys that decide where and how fast a run computes, not its numbers.
-EXECUTION_KEYS = execution_keys()
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,9 @@ class RunSpec:
     @cached_property
     def complete(self) -> Config:
         """The configuration, filled in and checked; missing data are an error that names the remedy."""
-        method, config = make_method(self.config)
-        method.init_server(torch.zeros(1), config.clients)
-        return resolve(with_reserve(config, [method]), dataset(config))
-
-    @property
-    def runnable(self) -> Config:
-        """The complete configuration, with engine, device, threads and memory as they were asked for."""
-        return dataclasses.replace(self.complete, **{key: getattr(self.config, key) for key in EXECUTION_KEYS})
+        resolved = resolve(self.config, dataset(self.config))
+        methods.create(resolved.method, **resolved.hyper).init_server(torch.zeros(1), resolved.clients)
+        return resolved
 
     @cached_property
     def key(self) -> str:
@@ -82,7 +74,7 @@ def settings(config: Config) -> dict[str, Any]:
     {'lr': 0.1, 'hyper.lam': 1.0}
     """
     values = config.asdict()
-    tables = {"hyper": "hyper", **PARTS}
+    tables = {"hyper": "hyper", **OPTION_TABLES}
     plain = {k: v for k, v in values.items() if k not in (*EXECUTION_KEYS, *tables.values(), "method", "seed")}
     plain |= {f"{part}.{k}": v for part, name in tables.items() for k, v in values[name].items()}
     for follower, leader in (("server_lr", "lr"), ("partition.alpha", "alpha")):

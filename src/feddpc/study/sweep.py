@@ -9,9 +9,10 @@ from typing import Any
 
 from feddpc.study.choose import BY, Choice, choose
 from feddpc.study.folder import RunResult, StudyFolder
-from feddpc.study.plan import StudyPlan, claim
+from feddpc.study.plan import FILES, StudyPlan, claim
 from feddpc.study.runner import OnProgress, Progress, run_study
 from feddpc.study.spec import RunSpec
+from feddpc.unused import ENABLING, refuse_unused
 
 #: Runs specs, or looks up their results, and returns these in the same order.
 Run = Callable[[Sequence[RunSpec]], list[RunResult]]
@@ -43,8 +44,10 @@ def run_sweep(
     def run(specs: Sequence[RunSpec]) -> list[RunResult]:
         nonlocal before
         before = last
-        for spec in specs:
-            _ = spec.key  # raises what is wrong with a setting before anything is written
+        # This raises what is wrong with a setting before anything is written.
+        given = [({**plan.overrides.values, **spec.tags}, spec.complete) for spec in specs]
+        if not (folder / FILES["sweep"]).exists() and not plan.draws(ENABLING):
+            refuse_unused(given)
         claim(folder, plan, extend=extend)
         return run_study(specs, folder, on_progress=report, **how)
 

@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
 from ctypes import c_bool
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -67,16 +66,13 @@ class RunReport(NamedTuple):
     files: dict[str, bytes] = {}  # noqa: RUF012 -- the run folder, where the worker has no access to the study's
 
 
-def execute_spec(
-    spec: RunSpec, path: Path, *, at_once: int = 1, lean: bool = True, resume: bool = True, **how: Any
-) -> Outcome:
+def execute_spec(spec: RunSpec, path: Path, **how: Any) -> Outcome:
     """Run one spec in the folder ``path``, with the setup that earlier runs of this process have built.
 
-    A ``lean`` run keeps its records only, and is not forced to the disk: what a power cut damages is run again.
+    The run keeps its records only, and is not forced to the disk: what a power cut damages is run again.
     """
-    with without_sync() if lean else nullcontext():
-        setup = partial(setup_cache.experiment, spec.runnable)
-        return execute_shared(setup, at_once=at_once, out=path, resume=resume, lean=lean, **how)
+    with without_sync():
+        return execute_shared(partial(setup_cache.experiment, spec.complete), out=path, resume=True, lean=True, **how)
 
 
 def execute_shared(setup: Callable[[], Experiment], *, at_once: int = 1, **how: Any) -> Outcome:
