@@ -108,7 +108,7 @@ def test_statistics_that_stay_with_their_client():
 
 
 def test_fedbn_is_fedavg_but_for_the_normalization_layers():
-    world = experiment()
+    world = experiment(method="fedbn")
     state, _ = rounds(world, "fedbn")
     layer = [name for name in world.task.module.state_dict() if name.startswith("2.")]
     theirs, own = plain_rounds(world, kept=layer)
@@ -140,7 +140,7 @@ def test_fedbn_keeps_groupnorm_too_in_every_engine():
 @pytest.mark.parametrize("buffers", ["auto", "local"])
 def test_threads_are_the_loop(name, buffers):
     torch.set_num_threads(1)
-    world = experiment(buffers=buffers)
+    world = experiment(buffers=buffers, method=name)
     states = [rounds(for_method(world, create(name)), name, engine=engine)[0] for engine in (Loop(), Threads(2))]
     assert torch.equal(states[0].w, states[1].w)
     assert torch.equal(states[0].statistics, states[1].statistics)

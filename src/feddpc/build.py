@@ -270,6 +270,8 @@ def resolve(
     check_local_steps(method, client_optimizer(config))
     reserve = _resolve_reserve(config, method)
     changes |= {"hyper": method.hyper(), "reserve": reserve, "partition": partition_name(config, data)}
+    if config.buffers == "auto":
+        changes["buffers"] = "local" if method.keeps_statistics else "average"
     if changes["partition"] == "natural" and partition is None:
         partition = data.natural_partition()[0]
     if partition is not None:

@@ -76,24 +76,24 @@ class Experiment:
         return local if statistics is None else with_statistics(local, statistics)
 
     def buffers(self, method: Method) -> Literal["average", "local"]:
-        """Return what happens to statistics of the network with ``method``: "average" or "local"; or refuse them."""
+        """Return what happens to statistics of the network with ``method``, or refuse what does not fit it."""
         wanted, found = self.config.buffers, self.task.traits.statistics
         if not found:
             return "average"  # of nothing
         remedy = "convert the model with feddpc.models.to_groupnorm"
         if wanted == "refuse":
             raise BadInputError(f"buffers = 'refuse', and training changes buffer {found[0]!r} of the model: {remedy}")
-        if method.keeps_statistics and wanted == "average":
+        if wanted == "local" or (wanted == "auto" and method.keeps_statistics):
+            return "local"
+        if method.keeps_statistics:
             raise BadInputError(f"buffers = 'average', but {method.name} keeps them with the clients: leave it out")
-        policy: Literal["average", "local"] = "local" if method.keeps_statistics or wanted == "local" else "average"
         guards = {"privacy": self.policies.privacy, "rule or screen": self.policies.defense}
-        for name, guard in guards.items():
-            if policy == "average" and guard is not None:
-                raise BadInputError(
-                    f"buffers = 'average' with {name}: it does not see buffers such as {found[0]!r}, so that one "
-                    f"client could set them, or be known by them: use buffers = 'local', or {remedy}"
-                )
-        return policy
+        for name in (name for name, guard in guards.items() if guard is not None):
+            raise BadInputError(
+                f"buffers = 'average' with {name}: it does not see buffers such as {found[0]!r}, so that one "
+                f"client could set them, or be known by them: use buffers = 'local', or {remedy}"
+            )
+        return "average"
 
     def __repr__(self) -> str:
         config = self.config

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, keys
+from feddpc.methods import METHODS
 from feddpc.registry import short_name
 from feddpc.runs.record import StoredRun
 from feddpc.tasks.metrics import Metric
@@ -107,6 +108,11 @@ def _parts(runs: Sequence[StoredRun], aside: Sequence[str]) -> list[list[StoredR
     return list(parts.values())
 
 
+def _usual_buffers(run: StoredRun) -> str:
+    """Return what happens to statistics of a network with this method, unless something else is asked for."""
+    return "local" if getattr(METHODS.entries.get(run.config.method), "keeps_statistics", False) else "average"
+
+
 def _told_once(table: dict[str, Any]) -> dict[str, Any]:
     """Leave out what only repeats another value: FedCM has an alpha of its own, which nobody should take this for.
 
@@ -118,7 +124,8 @@ def _told_once(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _labels(runs: Sequence[StoredRun], aside: Sequence[str]) -> list[str]:
-    others = [_told_once(settings(run, aside)) for run in runs]
+    usual = [{"buffers"} if run.config.buffers == _usual_buffers(run) else set() for run in runs]
+    others = [_told_once(settings(run, {*aside, *more})) for run, more in zip(runs, usual, strict=True)]
     apart = differing(others)
     labels = []
     for run, other in zip(runs, others, strict=True):

@@ -190,7 +190,6 @@ def execute(
         compile=getattr(machine, "compile", False),
         client_memory=kind,
         data_memory="device" if experiment.task.host is None else "host",
-        buffers=experiment.buffers(method),
     )
     placement = Placement(kind, out / "checkpoint" if out is not None else None)
     progress = RunState.of(experiment, method, placement)
