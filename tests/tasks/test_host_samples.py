@@ -10,8 +10,11 @@ import feddpc
 from feddpc.data import load
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
+from feddpc.engines.cuda.captured import Cuda
+from feddpc.engines.loop import Loop
 from feddpc.errors import DataError
 from feddpc.tasks.host_samples import HostSamples, is_mapped
+from support import HARD, VARIANTS, run_rounds, setting_for, small_setting
 
 SETTING = {"clients": 12, "cohort": 4, "rounds": 4, "precision": "float64", "device": "cpu"}
 
@@ -36,6 +39,29 @@ def test_records_do_not_depend_on_where_samples_lie(method, engine):
     there, here = (feddpc.simulate(**given, data_memory=memory) for memory in ("device", "host"))
     assert numbers(there) == numbers(here)
     assert all(torch.equal(value, here.state_dict[name]) for name, value in there.state_dict.items())
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", ["feddpc", "fedga fresh", "scaffold"])
+def test_captured_rounds_read_the_samples_of_the_cohort(name, streams):
+    there, here = (setting_for(VARIANTS[name], **HARD, data_memory=memory) for memory in ("device", "host"))
+    one, _ = run_rounds(there, VARIANTS[name], Loop(), 4)
+    two, _ = run_rounds(here, VARIANTS[name], Cuda(anywhere=True, streams=streams), 4)
+    assert here.task.host is not None
+    torch.testing.assert_close(two.w, one.w, rtol=1e-10, atol=1e-10)
+
+
+def test_graphs_are_captured_anew_when_samples_have_moved():
+    setting, engine = small_setting(data_memory="host"), Cuda(anywhere=True)
+    run_rounds(setting, VARIANTS["feddpc"], engine, 2)
+    captured = engine.captures
+    setting.task.host.generation += 1
+    run_rounds(setting, VARIANTS["feddpc"], engine, 2)
+    assert engine.captures > captured
+
+
+def test_a_compiled_round_refuses_samples_that_change():
+    assert "data_memory" in Cuda(anywhere=True, compile=True).refuses(small_setting(data_memory="host").task)
 
 
 @pytest.mark.parametrize("task", ["regression", "next-token"])
