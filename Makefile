@@ -64,7 +64,7 @@ audit: $(VENV)/installed-dev  ## look up pinned versions in a database of vulner
 
 hashed:  ## set up the environment with every file checked against requirements-ci.txt; for CI, before the others
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --require-hashes --no-deps --requirement requirements-ci.txt
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --requirement requirements-ci.txt
 
 lock: $(VENV)/installed-dev  ## write requirements-ci.txt anew after constraints.txt has changed
 	@$(BIN)/python tools/lock.py
