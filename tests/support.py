@@ -85,8 +85,8 @@ def blobs(n: int = 90, classes: int = 3, size: int = 6, seed: int = 0) -> Datase
     return Dataset.from_arrays(*draw(n), *draw(n // 2), classes=classes, name="blobs")
 
 
-def uneven(n: int, sizes: tuple[int, ...] = (3, 17, 1, 9, 30, 5, 11, 14)) -> Partition:
-    """Clients of very unequal sizes."""
+def uneven(n: int, sizes: tuple[int, ...] = (3, 9, 1, 6, 13, 2, 5, 7)) -> Partition:
+    """Clients of very unequal sizes: at four samples a batch, one to four steps, most with a partial last batch."""
     order = np.random.default_rng(1).permutation(n)[: sum(sizes)]
     return Partition.from_sizes(order, np.array(sizes))
 
@@ -170,8 +170,18 @@ def run_by_the_loop(method: Method, how: dict[str, Any], rounds: int) -> tuple[R
 HARD = {"weighting": "samples", "dropout": 0.3, "augment": True, "lr_decay": 0.9}
 
 
-def compare_with_loop(method, engine, how, rounds=6):
+#: Rounds until a method's model first moves, where that is not the first.
+SLOW_STARTERS = {"fedamd sequential": 2, "mifa wait": 6}
+
+
+def enough_rounds(method: Method) -> int:
+    """In three rounds of four clients out of eight some come again; one more uses what they then left behind."""
+    return SLOW_STARTERS["mifa wait"] if method == VARIANTS["mifa wait"] else 4
+
+
+def compare_with_loop(method, engine, how, rounds=None):
     """Run a method through ``engine`` and the reference, and compare all that there is."""
+    rounds = rounds or enough_rounds(method)
     a, left = run_by_the_loop(method, how, rounds)
     b, right = run_rounds(setting_for(method, **how), method, engine, rounds)
     torch.testing.assert_close(b.w, a.w, rtol=0, atol=1e-10)

@@ -1,7 +1,7 @@
 """Data sets of other libraries, tables and LEAF's files, on made-up data."""
 
 import json
-from importlib.util import find_spec
+import sys
 
 import numpy as np
 import pytest
@@ -186,8 +186,9 @@ def test_a_missing_value_is_named(tmp_path):
         readers.read_table(tmp_path / "bad.csv", target="y", test=0.5)
 
 
-@pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is installed")
-def test_parquet_without_pyarrow_names_the_extra(tmp_path):
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(BadInputError, match=r"feddpc\[tables\]"):
         data.load(tmp_path / "t.parquet", target="y")

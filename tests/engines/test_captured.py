@@ -41,8 +41,8 @@ def test_with_decay_augmentation_weights_and_drop_out(name, engine):
 @pytest.mark.parametrize("name", ["feddpc", "fedexp pair"])
 def test_samples_held_out_are_judged_within_the_round(name, monkeypatch):
     """The engine says how the model does on them; nobody evaluates it once more."""
-    compare_with_loop(VARIANTS[name], Cuda(anywhere=True), {"validation": 0.2, "seed": 3})
-    setting = setting_for(VARIANTS[name], validation=0.2, seed=3)
+    compare_with_loop(VARIANTS[name], Cuda(anywhere=True), {"validation": 0.2, "seed": 2})
+    setting = setting_for(VARIANTS[name], validation=0.2, seed=2)
     monkeypatch.setattr(type(setting.task), "evaluate", None)
     _, records = run_rounds(setting, VARIANTS[name], Cuda(anywhere=True), 2)
     assert all(0 <= record.metrics["validation_accuracy"] <= 1 for record in records)

@@ -28,7 +28,7 @@ from support import HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, 
 
 CompiledStack, CompiledStreams = (functools.partial(Cuda, compile=True, streams=s) for s in (False, True))
 #: Every cohort has the same size, so that each step is traced for few shapes; `HARD` as it is has them of all sizes.
-SAME_SIZE = {**HARD, "dropout": 0.0, "cohort": 2}
+SAME_SIZE = {**HARD, "dropout": 0.0, "cohort": 1}
 LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["apart", "together"])
 
 
@@ -119,7 +119,7 @@ def test_old_programs_make_room(programs, monkeypatch):
 def test_runs_share_what_is_compiled(engine, programs):
     """Methods with the same local step, all rates, values of hyper-parameters and data; but not another local step."""
 
-    def run(name, lr, seed=3, **hyper):
+    def run(name, lr, seed=2, **hyper):
         method = methods.create(name, **hyper)
         compare_with_loop(
             method, engine(anywhere=True), {"lr": lr, "validation": 0.2, "seed": seed, "cohort": 1}, rounds=2
@@ -127,7 +127,7 @@ def test_runs_share_what_is_compiled(engine, programs):
         return len(programs)
 
     first = run("fedavg", 0.05)
-    assert [run("feddpc", 0.1), run("fedvarp", 0.02, seed=4), run("fedexp", 0.05)] == [first] * 3
+    assert [run("feddpc", 0.1), run("fedvarp", 0.02, seed=5), run("fedexp", 0.05)] == [first] * 3
     with_a_term = run("fedprox", 0.05, mu=0.1)
     assert with_a_term > first
     assert run("fedprox", 0.02, mu=0.1) == with_a_term
@@ -161,7 +161,7 @@ def test_runs_on_one_task_share_what_was_traced(engine, programs, monkeypatch):
     """And have the numbers of runs that share nothing."""
     made = []
     monkeypatch.setattr(compiling, "make_fx", lambda *args, **kwargs: made.append(1) or make_fx(*args, **kwargs))
-    how = SAME_SIZE | {"validation": 0.2, "seed": 3, "cohort": 1}
+    how = SAME_SIZE | {"validation": 0.2, "seed": 2}
     setting = small_setting(**how)
 
     def run(name, **hyper):
@@ -293,7 +293,7 @@ def test_every_optimizer_has_its_own_steps(engine, programs):
 @pytest.mark.parametrize("engine", [CompiledStack, CompiledStreams])
 def test_other_samples_are_traced_anew(engine, programs):
     """Where a task is changed after a run, or a copy of it."""
-    method, setting = methods.create("fedavg"), small_setting(validation=0.2, seed=3, cohort=2)
+    method, setting = methods.create("fedavg"), small_setting(validation=0.2, seed=2, cohort=2)
     for change in range(3):
         if change == 1:
             setting.task.x = 255 - setting.task.x

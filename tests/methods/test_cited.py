@@ -369,7 +369,7 @@ def test_with_weights_by_samples_everybody_is_still_fedavg(name):
 def test_memories_and_their_sums_agree_in_float32_too():
     """The client adds up what it sends, not two large numbers: H and the mean of h differ by rounding of h alone."""
     for name, key, own in (("feddyn", "H", "h"), ("fedspeed", "P", "p")):
-        progress, _ = run_rounds(small_setting(precision="float32"), methods.create(name), Loop(), 60)
+        progress, _ = run_rounds(small_setting(precision="float32"), methods.create(name), Loop(), 30)
         total = table_mean(progress.clients, own, 8).double()
         assert float((progress.server[key] - total).norm() / total.norm()) < 1e-6
 

@@ -342,7 +342,7 @@ from pathlib import Path
 import torch
 from feddpc.methods._feddpc_forms import Stream
 from feddpc.methods.feddpc import FedDPC
-d = 24_000_000
+d = 8_000_000
 g = torch.ones(d)
 Stream(FedDPC(), g[:600_000]).add(torch.randn(600_000))  # warm up
 status = lambda field: 1024 * int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])

@@ -248,7 +248,7 @@ def test_the_rows_of_the_geometric_median_have_it_as_their_mean():
     close(geometric_centre(line), line[2])
     for seed in (*range(20), 136, 231, 281, 288):
         x = cloud(3 + seed % 9, 1 + seed % 5, seed)
-        best, _ = spatial_median(x, 1e-13, 100_000)
+        best, _ = spatial_median(x, 1e-9, 100_000)
         usual = float((x - best).norm(dim=1).median())
         assert float((geometric_centre(x) - best).norm()) < 0.01 * usual  # rows near a line are the slowest
 

@@ -39,7 +39,8 @@ class Loop(Engine):
         """Train one client after the other."""
 
         def one(task: Task, i: int) -> tuple[State, State, Tensor]:
-            mine = {k: v[i] for k, v in own.items()}
+            # Copied, as a node of a federation has it: with another alignment, sums may differ in the last bit.
+            mine = {k: v[i].clone() for k, v in own.items()}
             ctx = ClientContext(w, down, mine, lr, torch.tensor(plan.steps[i], dtype=w.dtype, device=w.device))
             y, total = method.start(ctx), w.new_zeros(())
             with _own_noise(task, plan, i, w.device):
