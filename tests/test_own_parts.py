@@ -1,6 +1,8 @@
 """Models, data sets and partitions of the user's own: from a file on the command line, and registered in Python."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from feddpc import config, methods, models
 from feddpc.api import REGISTRIES
 from feddpc.cli import app
 from feddpc.data import load, schemes
+from feddpc.data.loading import DATA
 from feddpc.errors import BadInputError, DataError, RunFolderError
 from feddpc.registry import Registry, refuse_code
 from feddpc.report import tables
@@ -239,3 +242,16 @@ def test_options_of_data_are_checked(tmp_path):
     ):
         with pytest.raises(BadInputError, match=words):
             feddpc.simulate(data=source, data_options=options, rounds=1, clients=1, cohort=1)
+
+
+def test_a_quick_change_of_code_is_noticed_where_python_keeps_bytecode(monkeypatch):
+    """Python itself takes a file for unchanged if its size and its time in whole seconds are the same."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = Path("quick.py")
+    text = "import torch\n\ndef made():\n    return 1\n"
+    found = []
+    for version in (text, text.replace("1", "2")):
+        path.write_text(version)
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        found.append(DATA.get("quick.py:made")())
+    assert found == [1, 2]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import inspect
 import re
 import sys
@@ -206,13 +205,12 @@ def _file(name: str) -> Path:
 def _load(path: Path, _digest: str) -> types.ModuleType:
     """Import a file once per content, under a name of its own; annotations and dataclasses look themselves up there."""
     name = f"feddpc_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise BadInputError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Without Python's bytecode, which would be taken for this file after a quick change that keeps its size.
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
         raise BadInputError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error

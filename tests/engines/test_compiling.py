@@ -28,7 +28,7 @@ from support import HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, 
 
 CompiledStack, CompiledStreams = (functools.partial(Cuda, compile=True, streams=s) for s in (False, True))
 #: Every cohort has the same size, so that each step is traced for few shapes; `HARD` as it is has them of all sizes.
-SAME_SIZE = {**HARD, "dropout": 0.0, "cohort": 1}
+SAME_SIZE = {**HARD, "dropout": 0.0, "cohort": 2}
 LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["apart", "together"])
 
 
@@ -161,7 +161,7 @@ def test_runs_on_one_task_share_what_was_traced(engine, programs, monkeypatch):
     """And have the numbers of runs that share nothing."""
     made = []
     monkeypatch.setattr(compiling, "make_fx", lambda *args, **kwargs: made.append(1) or make_fx(*args, **kwargs))
-    how = SAME_SIZE | {"validation": 0.2, "seed": 2}
+    how = SAME_SIZE | {"validation": 0.2, "seed": 2, "cohort": 1}
     setting = small_setting(**how)
 
     def run(name, **hyper):
