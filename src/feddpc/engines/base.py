@@ -53,6 +53,10 @@ class Engine(ABC):
 
         return train_and_step(experiment, method, self, state, plan, cohort, probes)
 
+    def evaluate(self, task: Task, w: Tensor) -> dict[str, float]:
+        """Return the metrics of model ``w`` on the test set by name."""
+        return task.evaluate(w)
+
     def release(self) -> None:
         """Give back at once what is kept from round to round, the memory of graphs above all; a run has ended."""
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from feddpc.data.batches import BatchPlan
 from feddpc.engines.loop import Loop
 from feddpc.tasks.base import Task
+from feddpc.tasks.network import NetworkTask
 
 R = TypeVar("R")
 
@@ -46,10 +49,30 @@ class Threads(Loop):
 
     def each(self, work: Callable[[Task, int], R], task: Task, plan: BatchPlan) -> list[R]:
         """Do ``work`` for every client of ``plan``, those with most samples first."""
+        return self._crew_of(task).each(work, np.argsort(-plan.count.sum(1), kind="stable").tolist())
+
+    @torch.no_grad()
+    def evaluate(self, task: Task, w: Tensor) -> dict[str, float]:
+        """Return the metrics of ``w``, with one batch of the test set per thread; sums are those of one thread."""
+        if not isinstance(task, NetworkTask) or not task.sums_suffice:
+            return task.evaluate(w)
+        batches = task.test_batches()
+
+        def judge(twin: Task, i: int) -> Tensor:
+            assert isinstance(twin, NetworkTask)
+            twin.module.eval()
+            totals = twin.judged(w, *batches[i])
+            twin.module.train()
+            return totals
+
+        totals = self._crew_of(task).each(judge, list(range(len(batches))))
+        return task.means(functools.reduce(torch.add, totals).tolist())
+
+    def _crew_of(self, task: Task) -> _Crew:
         workers = self.workers or torch.get_num_threads()
         if self._crew is None or self._crew.task is not task or self._crew.workers != workers:
             self._crew = _Crew(task, workers)
-        return self._crew.each(work, np.argsort(-plan.count.sum(1), kind="stable").tolist())
+        return self._crew
 
 
 class _Crew:

@@ -60,7 +60,7 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
 
     state.round = t
     state.meter.add_work(experiment.task.tally, work_before)
-    metrics = _evaluate(experiment, method, state, exchange)
+    metrics = _evaluate(experiment, method, engine, state, exchange)
     clients: dict[str, list[float]] = {}
     if experiment.client_tests is not None and experiment.evaluates_in(t):
         found = evaluate_clients(experiment, method, engine, state)
@@ -85,12 +85,14 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
     )
 
 
-def _evaluate(experiment: Experiment, method: Method, state: RunState, exchange: Exchange) -> dict[str, float | None]:
+def _evaluate(
+    experiment: Experiment, method: Method, engine: Engine, state: RunState, exchange: Exchange
+) -> dict[str, float | None]:
     """Return the metrics on the test set and on held-out samples, which the engine may have found already."""
     score, validation, listed = exchange.score, exchange.validation, experiment.task.metrics
     due = experiment.evaluates_in(state.round)
     if score is None:
-        score = experiment.task.evaluate(state.model(method)) if due else {}
+        score = engine.evaluate(experiment.task, state.model(method)) if due else {}
     if validation is None and experiment.validate is not None:
         validation = experiment.validate(state.model(method)) if due else {}
     return named("test", listed, score) | ({} if validation is None else named("validation", listed, validation))

@@ -315,7 +315,7 @@ class NetworkTask(Task):
 
     # Evaluation: sums over the test set, from which every metric is made.
 
-    def evaluate(self, w: Tensor, batch_size: int = 500) -> dict[str, float]:
+    def evaluate(self, w: Tensor, batch_size: int | None = None) -> dict[str, float]:
         """Return the metrics of ``w`` on the test set by name."""
         whole = [measure for measure in self.measures if measure.whole is not None]
         if not whole:
@@ -373,16 +373,23 @@ class NetworkTask(Task):
         return torch.cat([part.double().reshape(-1) for part in sums])
 
     @torch.no_grad()
-    def score(self, w: Tensor, batch_size: int = 500, judge: Judge | None = None) -> Tensor:
+    def score(self, w: Tensor, batch_size: int | None = None, judge: Judge | None = None) -> Tensor:
         """Return the totals of the whole test set, still on the device; ``judge`` may be ``judged``, compiled."""
         self.module.eval()
         judge = judge or self.judged
-        parts = zip(torch.split(self.x_test, batch_size), torch.split(self.y_test, batch_size), strict=True)
         total = torch.zeros((), dtype=torch.float64, device=w.device)
-        for x, y in parts:
+        for x, y in self.test_batches(batch_size):
             total = total + judge(w, x, y)
         self.module.train()
         return total
+
+    def test_batches(self, batch_size: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Return the test set in parts; on a CPU, sequences in parts whose activations fit into its caches."""
+        if batch_size is None:
+            positions = self.y_test.shape[1] if self.target == "tokens" and self.device.type == "cpu" else 4
+            batch_size = max(1, 2000 // positions)
+        parts = (torch.split(part, batch_size) for part in (self.x_test, self.y_test))
+        return list(zip(*parts, strict=True))
 
     def tensors(self, data: Dataset, x: np.ndarray, y: np.ndarray, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """Return samples and targets on ``device``."""
