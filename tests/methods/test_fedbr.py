@@ -19,7 +19,7 @@ from feddpc.methods.base import ClientContext
 from feddpc.methods.fedbr import FedBR
 from feddpc.methods.federated_data import FederatedData
 from feddpc.models import SmallCNN, seeded
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 from support import run_rounds, small_setting
 
 ENGINES = pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def by_hand(method, setting, w, y, x, labels, lr, steps):
 def test_steps_are_those_of_separate_optimisers(method, count, transform):
     setting = adapted(method)
     task = setting.task.transformable() if transform else setting.task
-    batch = task.fetch(Rows(torch.arange(10, 10 + count)))
+    batch = task.fetch(BatchIndices(torch.arange(10, 10 + count)))
     y = start = away_from(setting.w0)
     for _ in range(3):
         y, value = method.step(task, y, batch, local(setting))
@@ -108,7 +108,7 @@ def test_the_max_step_moves_the_projector_and_the_min_step_the_rest():
     method = FedBR(pseudo=5)
     setting = adapted(method)
     task, w = setting.task, away_from(setting.w0)
-    batch, p = task.fetch(Rows(torch.arange(4))), task.mask("projector").bool()
+    batch, p = task.fetch(BatchIndices(torch.arange(4))), task.mask("projector").bool()
 
     def moved(method, lr=0.05):
         new, _ = method.step(task, w, batch, local(setting, lr=lr))
@@ -159,10 +159,13 @@ def test_vanishing_weights_lead_to_fedavg(lam):
 def test_padding_changes_nothing():
     method = FedBR(pseudo=5, mixture=True)
     setting = adapted(method)
-    rows = [Rows(torch.tensor([4, 7, 9])), Rows(torch.tensor([4, 7, 9, 0, 0]), torch.tensor([1, 1, 1, 0, 0]))]
+    rows = [
+        BatchIndices(torch.tensor([4, 7, 9])),
+        BatchIndices(torch.tensor([4, 7, 9, 0, 0]), torch.tensor([1, 1, 1, 0, 0])),
+    ]
     a, b = (method.step(setting.task, setting.w0, setting.task.fetch(r), local(setting)) for r in rows)
     torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
-    empty = setting.task.fetch(Rows(torch.tensor([0, 0]), torch.tensor([0, 0])))
+    empty = setting.task.fetch(BatchIndices(torch.tensor([0, 0]), torch.tensor([0, 0])))
     y, value = method.step(setting.task, setting.w0, empty, local(setting))
     assert bool(y.isfinite().all())
     assert float(value) == 0

@@ -6,18 +6,18 @@ import pytest
 
 from feddpc.errors import BadInputError
 from feddpc.paper import plan, published
-from feddpc.paper.study import Study
-from feddpc.paper.study_spec import DOUBLED, ROWS, StudySpec, data_of
+from feddpc.paper.study import PaperStudy
+from feddpc.paper.study_spec import DOUBLED, ROWS, PaperSpec, data_of
 from feddpc.paper.tuned import Setting, Tuned
 from feddpc.study import RunSpec
 
 BEST = {name: {"test": Setting(0.1), "validation": Setting(0.01)} for name in ROWS}
 TUNED = Tuned("made up", {0.2: BEST, 0.6: BEST})
-DIGITS = StudySpec("digits", "tiny", seeds=(0, 1))
+DIGITS = PaperSpec("digits", "tiny", seeds=(0, 1))
 
 
 def test_the_grid_is_the_papers():
-    lines = plan.grid(StudySpec("cifar10", "paper"))
+    lines = plan.grid(PaperSpec("cifar10", "paper"))
     counts = collections.Counter((line.alpha, line.name.partition(" lr=")[0]) for line in lines)
     for alpha in (0.2, 0.6):
         assert {name: counts[alpha, name] for name in ("fedprox", "fedexp", "fedga", "fedcm")} == dict.fromkeys(
@@ -33,7 +33,7 @@ def test_the_grid_is_the_papers():
 
 def test_the_grid_tries_each_setting_once():
     mine = [
-        line.config for line in plan.grid(StudySpec("cifar10", "paper", alphas=(0.2,))) if line.config.method == "fedcm"
+        line.config for line in plan.grid(PaperSpec("cifar10", "paper", alphas=(0.2,))) if line.config.method == "fedcm"
     ]
     assert sorted((c.lr, c.hyper["alpha"]) for c in mine) == sorted(
         (lr, value) for lr in (1, 0.1, 0.01, 0.001, 0.0001) for value in (1, 0.1, 0.01, 0.001)
@@ -69,52 +69,53 @@ def test_parts_share_runs():
 
 
 def test_figures_4_and_5_have_one_alpha():
-    asked = StudySpec("digits", "tiny", alphas=(0.6, 0.2))
+    asked = PaperSpec("digits", "tiny", alphas=(0.6, 0.2))
     for line in (*plan.figure4(asked, 0.1), *plan.figure5(asked, 0.1)):
         assert (line.alpha, line.config.alpha, line.config.partition_options["alpha"]) == (0.6, 0.6, 0.6)
 
 
 def test_the_rate_of_the_ablation_is_the_papers_where_it_has_one():
-    assert plan.ablation_rate(StudySpec("cifar10", "paper"), Tuned("nowhere")) == 0.1
-    assert plan.ablation_rate(StudySpec("digits", "tiny", select="validation"), TUNED) == 0.01
+    assert plan.ablation_rate(PaperSpec("cifar10", "paper"), Tuned("nowhere")) == 0.1
+    assert plan.ablation_rate(PaperSpec("digits", "tiny", select="validation"), TUNED) == 0.01
 
 
 def test_a_setting_that_is_not_known_says_how_it_is_found():
     with pytest.raises(BadInputError, match=r"run `feddpc reproduce table2 --data cifar100 --alpha 0.2 --grid` first"):
-        plan.table2(StudySpec("cifar100", "paper"), Tuned("nowhere"))
+        plan.table2(PaperSpec("cifar100", "paper"), Tuned("nowhere"))
 
 
 def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
-    asked = StudySpec(
+    asked = PaperSpec(
         "cifar100", "paper", changes={"rounds": 100}, rows=("feddpc", "fedcm"), rates=(0.1,), values=(0.1, 0.01)
     )
     assert asked.short == "100 of the paper's 800 rounds"
     assert asked.slug == "paper-100-rounds"
-    exact, fast = (StudySpec("cifar100", "paper", changes={"precision": p}) for p in ("float32", "bf16"))
+    exact, fast = (PaperSpec("cifar100", "paper", changes={"precision": p}) for p in ("float32", "bf16"))
     assert (exact.slug, fast.slug) == ("paper", "paper-bf16")  # they are not to be mixed
     assert (
-        Study("cifar100", fast.slug, fast.short, plan.table2(fast, TUNED)).title == "CIFAR-100, the paper's scale, bf16"
+        PaperStudy("cifar100", fast.slug, fast.short, plan.table2(fast, TUNED)).title
+        == "CIFAR-100, the paper's scale, bf16"
     )
     assert "part of it: rates 0.1, values 0.1, 0.01" in asked.grid_words
     assert len(plan.grid(asked)) == 2 * (1 + 2)
     assert {line.config.rounds for line in plan.grid(asked)} == {100}
-    shorter = StudySpec("cifar100", "paper", grid_rounds=60)
+    shorter = PaperSpec("cifar100", "paper", grid_rounds=60)
     assert {line.config.rounds for line in plan.grid(shorter)} == {60}
     assert {line.config.rounds for line in plan.table2(shorter, TUNED)} == {800}
     assert ", 60 of the paper's 800 rounds, seed 0" in shorter.grid_words
     assert (shorter.short, shorter.slug) == ("", "paper")  # the grid is not the result
     assert (
-        StudySpec("cifar100", "paper", changes={"rounds": 100}, grid_rounds=60).short == "100 of the paper's 800 rounds"
+        PaperSpec("cifar100", "paper", changes={"rounds": 100}, grid_rounds=60).short == "100 of the paper's 800 rounds"
     )
-    longer = StudySpec("digits", "small", grid_rounds=400)
+    longer = PaperSpec("digits", "small", grid_rounds=400)
     assert "of the paper's 400 rounds" not in longer.grid_words
     assert longer.short == "60 of the paper's 400 rounds"
-    several = StudySpec("digits", "tiny", grid_seeds=(3, 4))
+    several = PaperSpec("digits", "tiny", grid_seeds=(3, 4))
     assert {line.seeds for line in plan.grid(several)} == {(3, 4)}
     assert "seed 3, 4" in several.grid_words
-    assert "part of it" not in StudySpec("cifar100", "paper").grid_words
-    assert StudySpec("digits", "tiny", changes={"rounds": 9}).short.endswith("rounds, 4 of 20 clients, a small MLP")
-    assert StudySpec("cifar10", "paper", changes={"rounds": 400}).short == ""
+    assert "part of it" not in PaperSpec("cifar100", "paper").grid_words
+    assert PaperSpec("digits", "tiny", changes={"rounds": 9}).short.endswith("rounds, 4 of 20 clients, a small MLP")
+    assert PaperSpec("cifar10", "paper", changes={"rounds": 400}).short == ""
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
 )
 def test_bad_questions(changes, words):
     with pytest.raises(BadInputError, match=words):
-        StudySpec(**{"data": "digits", "scale": "tiny", **changes})
+        PaperSpec(**{"data": "digits", "scale": "tiny", **changes})
 
 
 def test_data_of_targets():

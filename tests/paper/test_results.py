@@ -9,7 +9,7 @@ from PIL import Image
 from feddpc.errors import DataError
 from feddpc.paper import documents, plan, records, results, tables
 from feddpc.paper.study import all_runs
-from feddpc.paper.study_spec import StudySpec
+from feddpc.paper.study_spec import PaperSpec
 from feddpc.paper.tuned import Tuned
 from feddpc.runs.record import load
 from feddpc.runs.runner import Stop
@@ -21,7 +21,7 @@ SMALL = {"alphas": (0.2,), "seeds": (0, 1), "changes": {"rounds": 2}, "rows": ("
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A grid and its Table 2, run once for all tests here."""
-    spec = StudySpec("digits", "tiny", **SMALL)
+    spec = PaperSpec("digits", "tiny", **SMALL)
     folders = results.Folders.of(tmp_path_factory.mktemp("out"), spec)
     return spec, folders, results.reproduce(spec, ("table2",), folders, grid=True)
 
@@ -61,9 +61,9 @@ def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
     """And what was found by which grid is told."""
     folders = results.Folders(tmp_path, tmp_path / "results")
     changes = {"alphas": (0.2,), "seeds": (0,), "changes": {"rounds": 2}, "rows": ("feddpc", "fedavg")}
-    first = StudySpec("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
+    first = PaperSpec("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
     results.reproduce(first, ("table2",), folders, grid=True)
-    then = StudySpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
+    then = PaperSpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
     report = results.reproduce(then, ("table2",), folders, grid=True)
     rows = [(row.config.method, row.config.lr, row.config.rounds) for row in report.study.part("grid")]
     assert sorted(rows) == [("fedavg", 0.1, 1), ("fedavg", 0.3, 1), ("feddpc", 0.1, 2)]
@@ -83,7 +83,7 @@ def test_nothing_is_run_twice(done):
 
 def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
     _, folders, _ = done
-    wider = StudySpec("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
+    wider = PaperSpec("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
     elsewhere = results.Folders(folders.base, tmp_path)
     report = results.reproduce(wider, ("table2",), elsewhere, report_only=True, grid=False)
     assert [(o.spec.name, o.status) for o in report.missing] == [
@@ -116,7 +116,7 @@ def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
 
 def test_parts_are_kept_beside_each_other(done):
     _, folders, _ = done
-    one_seed = StudySpec("digits", "tiny", **SMALL | {"seeds": (0,)})
+    one_seed = PaperSpec("digits", "tiny", **SMALL | {"seeds": (0,)})
     report = results.reproduce(one_seed, ("figure4",), folders, grid=False)
     kept = records.read(folders.results / "records.json")
     assert {row.part for row in kept.rows} == {"grid", "table2", "figure4"}

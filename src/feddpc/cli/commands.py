@@ -52,7 +52,7 @@ class Command(_Explained, TyperCommand):
     """A command."""
 
 
-class Group(_Explained, TyperGroup):
+class CommandGroup(_Explained, TyperGroup):
     """Commands below one name; a mistyped one is corrected."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -74,7 +74,7 @@ class Group(_Explained, TyperGroup):
             raise UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """Commands that are imported when they are used, so that the help of the group itself is quick."""
 
     #: By name: ``MODULE:FUNCTION`` or ``MODULE:GROUP``, and the line that the help text shows.

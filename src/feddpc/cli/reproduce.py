@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
-from feddpc.cli.commands import Command, Group
+from feddpc.cli.commands import Command, CommandGroup
 from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feddpc.study.workers import Workers
 
 app = typer.Typer(
-    cls=Group, help="The paper's tables and figures, run again, next to what it reports.", no_args_is_help=True
+    cls=CommandGroup, help="The paper's tables and figures, run again, next to what it reports.", no_args_is_help=True
 )
 
 #: What `feddpc reproduce --help` says of each target.
@@ -103,7 +103,7 @@ def reproduce(
 
     from feddpc.paper import results
     from feddpc.paper.presets import default_scale, preset
-    from feddpc.paper.study_spec import StudySpec, data_of
+    from feddpc.paper.study_spec import PaperSpec, data_of
     from feddpc.report.display import Many
     from feddpc.runs.runner import Stop
 
@@ -121,7 +121,7 @@ def reproduce(
         "changes": given,
     }
     chosen = {k: v for k, v in chosen.items() if v is not None}
-    specs = [StudySpec(name, scale or default_scale(name), **chosen) for name in wanted]
+    specs = [PaperSpec(name, scale or default_scale(name), **chosen) for name in wanted]
     if not report_only and target != "table1":
         results.require_data(list(wanted))
     speak = not (quiet or as_json)

@@ -14,7 +14,7 @@ from torch.func import vmap
 from feddpc.data.batches import BatchPlan
 from feddpc.engines.base import Engine, Trained
 from feddpc.methods.base import ClientContext, Method, State
-from feddpc.tasks.base import Rows, Task
+from feddpc.tasks.base import BatchIndices, Task
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -51,7 +51,7 @@ class Stacked(Engine):
         index, mask, *_ = _rows(plan, w.device)
 
         def ask(index: Tensor, mask: Tensor) -> State:
-            return method.probe(task, w, [Rows(i, m) for i, m in zip(index, mask, strict=True)])
+            return method.probe(task, w, [BatchIndices(i, m) for i, m in zip(index, mask, strict=True)])
 
         before = replace(task.tally)
         probed: State = vmap(ask)(index, mask)
@@ -78,7 +78,7 @@ class Stacked(Engine):
             return method.start(ClientContext(w, down, own, lr, steps))
 
         def step(y: Tensor, own: State, steps: Tensor, live: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
-            new, loss = method.step(task, y, task.fetch(Rows(*rows)), ClientContext(w, down, own, lr, steps))
+            new, loss = method.step(task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps))
             return torch.where(live, new, y), torch.where(live, loss, 0.0)
 
         def finish(y: Tensor, own: State, steps: Tensor) -> tuple[State, State]:
@@ -101,7 +101,7 @@ class Stacked(Engine):
 
 
 def _rows(plan: BatchPlan, device: torch.device) -> list[Tensor]:
-    """Return index, mask and, when the data are augmented, draws, as :class:`Rows` wants them."""
+    """Return index, mask and, when the data are augmented, draws, as :class:`BatchIndices` wants them."""
     index, count = (torch.from_numpy(a).to(device) for a in (plan.index, plan.count))
     mask = torch.arange(index.shape[2], device=device) < count[..., None]
     return [index, mask] if plan.draws is None else [index, mask, torch.from_numpy(plan.draws).to(device)]

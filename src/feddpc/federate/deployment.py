@@ -12,7 +12,7 @@ from typing import Any
 from feddpc.config import write_toml
 from feddpc.federate import keys as keyring
 from feddpc.federate import network
-from feddpc.federate.processes import Process, Processes, environment, program
+from feddpc.federate.processes import Process, ProcessGroup, environment, program
 from feddpc.runs.runner import Stop
 from feddpc.storage import explain_os_errors
 
@@ -45,7 +45,7 @@ class Deployment:
         self.port = port or self.port
         self.keys = keyring.Keys(self.folder / "keys")
         self.stop = stop or Stop()
-        self.processes = Processes(str(self.folder), self.folder / "logs")
+        self.processes = ProcessGroup(str(self.folder), self.folder / "logs")
         self.superlink: Process | None = None
         self.supernodes: dict[int, Process] = {}
 
@@ -127,12 +127,12 @@ class Deployment:
 
     # Runs.
 
-    def submit(self, app: Path, config: Config) -> Run:
+    def submit(self, app: Path, config: Config) -> AppRun:
         """Run an app on the federation; ``config`` overrides the app's own configuration."""
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         command = [program("flwr"), "run", str(app.resolve()), CONNECTION, "--stream", "-c", overrides]
         stream = self._start("run", command, "server")
-        return Run(self, stream)
+        return AppRun(self, stream)
 
     def check(self) -> None:
         """Raise if a process that should run has ended."""
@@ -184,7 +184,7 @@ class Deployment:
         return code
 
 
-class Run:
+class AppRun:
     """A run of an app, followed by its log stream."""
 
     def __init__(self, deployment: Deployment, stream: Process) -> None:

@@ -115,7 +115,7 @@ def explain_log(text: str) -> str:
     return next((f" ({words})" for sign, words in _MEANINGS.items() if sign in text.lower()), "")
 
 
-class Processes:
+class ProcessGroup:
     """The processes of one federation, to be used in a ``with`` block.
 
     Args:
@@ -127,7 +127,7 @@ class Processes:
         self.mark, self.logs = mark, logs
         self.started: list[Process] = []
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> ProcessGroup:
         if others := marked(self.mark):
             raise BadInputError(
                 f"{self.mark} is in use by {len(others)} processes of another federation: end that first"

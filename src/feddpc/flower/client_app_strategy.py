@@ -22,7 +22,7 @@ from feddpc.flower.client_registry import ClientRegistry, Ints, NodeClient, Reco
 from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
-    Rows,
+    ReplyTensors,
     arrays_of,
     expect,
     model_tag,
@@ -223,9 +223,12 @@ class ClientAppStrategy(MethodStrategy):
         steps = -(-self.clients.sizes[ids] // self.config.batch_size) * self.config.epochs
         return self.clients.cohort(self.method, t, ids, steps, self.now.slots.read(ids), self.now.w.device)[0]
 
-    def rows(self, received: Received) -> Mapping[str, Rows]:
+    def rows(self, received: Received) -> Mapping[str, ReplyTensors]:
         """Return the tensors that clients uploaded."""
-        return {key: Rows(received.uploads, partial(_read_tensor, key, like)) for key, like in self._templates.items()}
+        return {
+            key: ReplyTensors(received.uploads, partial(_read_tensor, key, like))
+            for key, like in self._templates.items()
+        }
 
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Return the mean training loss of the clients that count; NaN when none of them trained."""

@@ -23,7 +23,7 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
 from feddpc.flower.layout import POLICIES, BufferMean, Layout, Numbers, find_buffers, read_buffers
-from feddpc.flower.messages import NEVER, RefusedError, Rows, only_record
+from feddpc.flower.messages import NEVER, RefusedError, ReplyTensors, only_record
 from feddpc.flower.method_strategy import MethodStrategy, Received
 from feddpc.flower.screening import Bounds, averageable, screen_replies
 from feddpc.flower.templates import trial_cohort
@@ -255,10 +255,14 @@ class DropInStrategy(MethodStrategy):
             samples=torch.from_numpy(counts) if self.weighting == "samples" else None,
         )
 
-    def rows(self, received: Received) -> Mapping[str, Rows]:
+    def rows(self, received: Received) -> Mapping[str, ReplyTensors]:
         """Return the updates; in a stream, each in the memory of the one before."""
         w, layout, into = self.now.w, self.layout, self._workspace if self.streams else None
-        return {"delta": Rows(received.uploads, lambda reply: layout.update(w, only_record(reply, ArrayRecord), into))}
+        return {
+            "delta": ReplyTensors(
+                received.uploads, lambda reply: layout.update(w, only_record(reply, ArrayRecord), into)
+            )
+        }
 
     def step(self, t: int, received: Received) -> StepOutcome:
         """Return the server's step, for a stream from the updates that it has already taken."""

@@ -299,7 +299,7 @@ def code_name(names: str) -> str:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReplyTensors:
     """One tensor per reply, each read when it is asked for: a server that takes them one by one holds one."""
 
     replies: list[RecordDict]

@@ -31,7 +31,7 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
 from feddpc.flower.layout import Layout
-from feddpc.flower.messages import NEVER, Rows, cast_note, unpack
+from feddpc.flower.messages import NEVER, ReplyTensors, cast_note, unpack
 from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, describe_void_round
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.policies import Policies
@@ -248,7 +248,7 @@ class MethodStrategy(FedAvg):
         """Return what the server knows about clients ``ids`` in round ``t``."""
 
     @abstractmethod
-    def rows(self, received: Received) -> Mapping[str, Rows]:
+    def rows(self, received: Received) -> Mapping[str, ReplyTensors]:
         """Return the uploads by name, each with one row per client."""
 
     @property

@@ -9,7 +9,7 @@ from feddpc import methods, models
 from feddpc.data.specs import spec
 from feddpc.paper import presets, published
 from feddpc.report.table import Table
-from feddpc.runs.costs import POPULATION, Measured, measure
+from feddpc.runs.costs import POPULATION, MeasuredCosts, measure
 
 #: Local steps of a client in the small federation that is measured.
 STEPS = 2
@@ -38,7 +38,7 @@ _SERVER = (
 
 
 @cache
-def measured() -> dict[str, Measured]:
+def measured() -> dict[str, MeasuredCosts]:
     """Measure the methods of Table 1, each in one round of ten clients that make two steps."""
     return {name: measure(methods.create(name)) for name in published.TABLE1}
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from feddpc.methods.base import Method, State
-from feddpc.round.row_storage import OnDisk, Resident, Rows
+from feddpc.round.row_storage import OnDisk, Resident, RowStore
 
 Kind = Literal["device", "host", "disk"]
 
@@ -28,7 +28,7 @@ class Placement:
     kind: Kind = "device"
     folder: Path | None = None
 
-    def rows(self, template: State, population: int, name: str) -> Rows:
+    def rows(self, template: State, population: int, name: str) -> RowStore:
         """Return an empty store for rows like ``template``; nothing is on the disk before the first row is."""
         if self.kind == "disk":
             return self.file(template, name)

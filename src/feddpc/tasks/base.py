@@ -35,7 +35,7 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[torch.Gene
         yield generator
 
 
-class Rows(NamedTuple):
+class BatchIndices(NamedTuple):
     """Which samples make a batch: indices, a mask where some are padding, and what augmentation drew for them."""
 
     samples: Tensor
@@ -125,12 +125,12 @@ class Task(ABC):
         return self.differentiate(objective, y)
 
     @abstractmethod
-    def fetch(self, rows: Rows) -> Batch:
+    def fetch(self, rows: BatchIndices) -> Batch:
         """Return the samples that ``rows`` names, scaled and augmented."""
 
     def samples(self, ids: Ints) -> Batch:
         """Return training samples by their numbers, neither augmented nor padded."""
-        return self.fetch(Rows(torch.tensor(ids, device=self.device)))
+        return self.fetch(BatchIndices(torch.tensor(ids, device=self.device)))
 
     @abstractmethod
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
@@ -160,7 +160,7 @@ class Task(ABC):
         """Return samples as the network wants them; ``x`` has the values of the data set, averages of them included."""
         return x
 
-    def full_gradient(self, y: Tensor, data: Iterable[Rows]) -> Tensor:
+    def full_gradient(self, y: Tensor, data: Iterable[BatchIndices]) -> Tensor:
         """Return the gradient at ``y`` of the mean loss over all samples of ``data``."""
         total, seen = torch.zeros_like(y), y.new_zeros(())
         for rows in data:

@@ -22,7 +22,7 @@ from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
 from feddpc.models.statistics import Traits, examine, norm_mask
 from feddpc.registry import Registry
-from feddpc.tasks.base import Batch, Rows, Tally, Task, forked
+from feddpc.tasks.base import Batch, BatchIndices, Tally, Task, forked
 from feddpc.tasks.host_samples import HostSamples, Ints, Read
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import Measure, Totals, choose_measures, listed_metrics
@@ -239,7 +239,7 @@ class NetworkTask(Task):
         """Return the module's parameters as the first global model."""
         return self.flat.vector()
 
-    def fetch(self, rows: Rows) -> Batch:
+    def fetch(self, rows: BatchIndices) -> Batch:
         """Gather, augment and scale the samples of ``rows`` on the device."""
         held: NetworkTask | HostSamples = self if self.host is None else self.host
         x = held.x[rows.samples]

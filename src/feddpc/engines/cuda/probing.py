@@ -13,7 +13,7 @@ from torch.func import vmap
 from feddpc.data.batches import BatchPlan
 from feddpc.engines.cuda.buffers import HostTransfer, graph_of, kept
 from feddpc.methods.base import Method, State
-from feddpc.tasks.base import Rows, Task
+from feddpc.tasks.base import BatchIndices, Task
 
 
 class Probing:
@@ -64,6 +64,6 @@ class Probing:
         mask = torch.arange(index.shape[-1], device=index.device) < count[..., None]
 
         def ask(index: Tensor, mask: Tensor) -> State:
-            return self.method.probe(self.task, self.w, [Rows(*rows) for rows in zip(index, mask, strict=True)])
+            return self.method.probe(self.task, self.w, [BatchIndices(*rows) for rows in zip(index, mask, strict=True)])
 
         self.answers = kept(self.answers, vmap(ask)(index, mask))

@@ -20,7 +20,7 @@ from feddpc.methods.base import ClientContext, Cohort, Method, State
 from feddpc.population import placed
 from feddpc.round.server_step import optimized
 from feddpc.round.state import numbers
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 
 if TYPE_CHECKING:
     from feddpc.experiment import Experiment
@@ -248,7 +248,7 @@ class Session:
         here = ClientContext(
             self.w, self.down | self.kit, {k: v[0] for k, v in i.own.items()}, self.rate(0), i.steps[0]
         )
-        self.local.step(self.task, self.y[0], self.task.fetch(Rows(*rows)), here)
+        self.local.step(self.task, self.y[0], self.task.fetch(BatchIndices(*rows)), here)
         self.gradients, self.passes = tally.gradients - was.gradients, tally.passes - was.passes
 
     def _read(self) -> list[float]:

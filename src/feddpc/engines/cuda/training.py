@@ -18,7 +18,7 @@ from feddpc.data.batches import BatchPlan
 from feddpc.engines.cuda.buffers import row_classes, width_classes
 from feddpc.engines.cuda.compiling import Compiled
 from feddpc.methods.base import ClientContext, Method, State, overrides
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 
 if TYPE_CHECKING:
     from feddpc.engines.cuda.session import Session
@@ -67,7 +67,7 @@ class Training(ABC):
         """Make all steps of a round, clients in the given order."""
 
     def _rows(self, k: Tensor) -> list[Tensor]:
-        """Return what :class:`Rows` wants of the step that ``k`` counts."""
+        """Return what :class:`BatchIndices` wants of the step that ``k`` counts."""
         i = self.session.inputs
         index, count = (t.index_select(0, k)[0] for t in (i.index, i.count))
         mask = torch.arange(index.shape[-1], device=index.device) < count[..., None]
@@ -86,7 +86,9 @@ class Stack(Training):
             def one(
                 y: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, live: Tensor, *rows: Tensor
             ) -> tuple[Tensor, Tensor]:
-                new, loss = method.step(task, y, task.fetch(Rows(*rows)), ClientContext(w, down, own, lr, steps))
+                new, loss = method.step(
+                    task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps)
+                )
                 return torch.where(live, new, y), torch.where(live, loss, 0.0)
 
             new, loss = vmap(one, in_dims=dims)(y, *args)
@@ -145,7 +147,7 @@ class Lanes(Training):
             steps: Tensor,
             *rows: Tensor,
         ) -> None:
-            new, loss = method.step(task, y, task.fetch(Rows(*rows)), ClientContext(w, down, own, lr, steps))
+            new, loss = method.step(task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps))
             y.copy_(new)
             total.add_(loss)
 
