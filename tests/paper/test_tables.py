@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from feddpc.paper import costs, documents, presets, published, tables
+from feddpc.paper import documents, presets, published, table1, tables
 from feddpc.paper.claims import findings
-from feddpc.paper.statistics import holm, paired
+from feddpc.paper.significance import holm, paired
 from feddpc.paper.study import PaperRow, PaperStudy, score
 from feddpc.paper.study_spec import ROWS, label
 from feddpc.paper.verdicts import show_p
@@ -117,7 +117,7 @@ def test_a_sheet_is_the_same_in_all_forms(study):
 
 
 def test_table_1_agrees_where_the_paper_counts_all():
-    local, server = costs.table1("cifar10", "paper")
+    local, server = table1.tables("cifar10", "paper")
     assert "d = 62,006, m = 2 batches of n = 256, k' = 10" in local.title
     for name, formula in published.TABLE1.items():
         ours = cells(local, label(name))
@@ -137,7 +137,7 @@ def test_table_1_agrees_where_the_paper_counts_all():
 
 @pytest.mark.parametrize(("data", "d"), [("cifar100", 11_227_812), ("tiny-imagenet", 11_279_112)])
 def test_the_size_of_the_papers_models(data, d):
-    assert costs.parameters(data, "paper") == d
+    assert table1.parameters(data, "paper") == d
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def check(
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.crt.")],
 ) -> None:
     """Check whether a node on this machine can reach a SuperLink."""
-    from feddpc.federate.network import check_server
+    from feddpc.federate.connections import check_server
     from feddpc.flower import check_flwr
 
     check_flwr()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from feddpc.paper import published
-from feddpc.paper.statistics import Estimate, estimate, paired
+from feddpc.paper.significance import Estimate, estimate, paired
 from feddpc.paper.study import PaperRow, PaperStudy, accuracies
 from feddpc.paper.study_spec import DOUBLED, label
 from feddpc.paper.verdicts import Finding, above, compare, family, judge, show_differences

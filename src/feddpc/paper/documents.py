@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from feddpc.paper import costs, figures, published, tables
+from feddpc.paper import figures, published, table1, tables
 from feddpc.paper.claims import findings
 from feddpc.paper.presets import preset
 from feddpc.paper.study import PaperStudy, all_runs
@@ -51,7 +51,7 @@ def render(studies: Sequence[PaperStudy], images: str) -> str:
         parts = [part for part in PARTS if study.part(part)]
         pictures = {name: f"{images}/{_folder(study)}/{name}.png" for name in figures.available(study, parts)}
         sections.append(section(study, parts, pictures))
-    local, server = costs.table1("cifar10", "paper")
+    local, server = table1.tables("cifar10", "paper")
     return Template((files("feddpc.paper") / "reproduction.md").read_text(encoding="utf-8")).substitute(
         summary=_summary(studies),
         sections="\n\n".join(sections),

@@ -11,7 +11,7 @@ from typing import Any
 
 from feddpc.config import Config
 from feddpc.paper import published
-from feddpc.paper.statistics import Estimate, estimate
+from feddpc.paper.significance import Estimate, estimate
 from feddpc.report.groups import SeedGroup, status
 from feddpc.runs.record import StoredRun
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from feddpc.data.specs import spec
 from feddpc.paper import published
-from feddpc.paper.statistics import Estimate
+from feddpc.paper.significance import Estimate
 from feddpc.paper.study import PaperRow, PaperStudy
 from feddpc.paper.study_spec import CONTROLS, HELD_OUT, label
 from feddpc.paper.tuned import base_name, setting_of, winners

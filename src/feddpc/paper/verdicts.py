@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from feddpc.paper.statistics import LEVEL, Estimate, holm, paired
+from feddpc.paper.significance import LEVEL, Estimate, holm, paired
 from feddpc.paper.study import PaperRow
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]

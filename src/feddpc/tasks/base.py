@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feddpc.data.array_checks import IGNORED
 from feddpc.errors import BadInputError
-from feddpc.models.statistics import Traits
+from feddpc.models.traits import Traits
 from feddpc.tasks.host_samples import HostSamples, Ints
 from feddpc.tasks.metrics import LOSS, Metric
 

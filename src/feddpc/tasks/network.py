@@ -20,7 +20,7 @@ from feddpc.data.array_checks import IGNORED
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
-from feddpc.models.statistics import Traits, examine, norm_mask
+from feddpc.models.traits import Traits, examine, norm_mask
 from feddpc.registry import Registry
 from feddpc.tasks.base import Batch, BatchIndices, Tally, Task, forked
 from feddpc.tasks.host_samples import HostSamples, Ints, Read

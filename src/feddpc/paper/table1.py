@@ -51,7 +51,7 @@ def parameters(data: str, scale: str) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def table1(data: str, scale: str) -> list[Table]:
+def tables(data: str, scale: str) -> list[Table]:
     """Return Table 1 for a data set: the clients' costs, and the server's."""
     config = presets.preset(data, scale=scale)
     d, n, k = parameters(data, scale), config.batch_size or 1, config.cohort

@@ -15,7 +15,7 @@ from typing import Any
 
 from feddpc.data import fetch
 from feddpc.errors import DataError
-from feddpc.paper import costs, documents, figures, plan, records, tables
+from feddpc.paper import documents, figures, planned_rows, records, table1, tables
 from feddpc.paper.claims import findings
 from feddpc.paper.study import PaperRow, PaperStudy, all_runs, joined
 from feddpc.paper.study_spec import PaperSpec
@@ -154,13 +154,13 @@ def reproduce(
     missing: list[RunResult] = []
     tuned, done, spent = known(spec.data, folders.base), tuple(parts), 0.0
     if grid:
-        rows, missing, spent = collect(plan.grid(spec), folders, **options)
+        rows, missing, spent = collect(planned_rows.grid(spec), folders, **options)
         done = ("grid", *parts)
     if any(result.status == "missing" for result in missing):
         done = ("grid",)  # an unfinished grid has no winners
     else:
         tuned = store_winners(spec, rows, folders) if grid else tuned
-        more, still_missing, seconds = collect(plan.rows(parts, spec, tuned), folders, **options)
+        more, still_missing, seconds = collect(planned_rows.rows(parts, spec, tuned), folders, **options)
         rows, missing, spent = [*rows, *more], [*missing, *still_missing], spent + seconds
     origin = {
         "settings": f"best on {spec.select}; {tuned.source}",
@@ -204,7 +204,7 @@ def write_results(
 def write_table1(spec: PaperSpec, folders: Folders) -> list[Table]:
     """Write and return Table 1 of a data set, which needs neither runs nor data."""
     make_folder(folders.results)
-    made = costs.table1(spec.data, spec.scale)
+    made = table1.tables(spec.data, spec.scale)
     _write_csv(made, folders.results)
     return made
 
