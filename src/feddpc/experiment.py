@@ -25,7 +25,7 @@ from feddpc.policies import Policies, server_optimizer
 from feddpc.population import Population
 from feddpc.registry import short_name
 from feddpc.tasks.network import NetworkTask
-from feddpc.validation import Judge, judge
+from feddpc.validation import HeldOutEvaluator, held_out_evaluator
 
 #: Clients times classes up to which a run folder says who holds what.
 MOST_HOLDINGS = 250_000
@@ -41,7 +41,7 @@ class Experiment:
 
     config: Config
     data: Dataset
-    partition: Partition  #: as it was dealt, before the method changed it
+    partition: Partition  #: as it was drawn, before the method changed it
     task: NetworkTask  #: what is learned, with the data on the device
     planner: Planner  #: who holds which samples, and their batches
     sampler: Sampler  #: who takes part when
@@ -53,9 +53,9 @@ class Experiment:
     evaluates: bool = True  #: False: rounds are timed or compared without evaluation
     learned: State = field(default_factory=dict)  #: what the method found out before round 1
     world: FederatedData | None = None  #: what the method made of data and partition, if it changed any
-    kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
+    one_time_payload: State = field(default_factory=dict)  #: what every client was given once, before its first round
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
-    validate: Judge | None = None  #: judges models on the held-out samples
+    validate: HeldOutEvaluator | None = None  #: evaluates models on the held-out samples
     threads: int | None = None  #: CPU threads of its runs; None leaves them as they are
     population: Population = field(init=False, repr=False, compare=False)
     _ahead: dict[int, tuple[Draw, BatchPlan]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -101,8 +101,8 @@ class Experiment:
         return f"<Experiment: {parts}, {config.cohort} per round, seed {config.seed}>"
 
     def with_task(self, task: NetworkTask, **changes: Any) -> Experiment:
-        """Return this experiment with another task, on which models are judged too."""
-        validate = None if self.validate is None else judge(task, self.data, self.held_out)
+        """Return this experiment with another task, on which models are evaluated too."""
+        validate = None if self.validate is None else held_out_evaluator(task, self.data, self.held_out)
         return dataclasses.replace(self, task=task, validate=validate, **changes)
 
     @property
@@ -178,13 +178,13 @@ class Experiment:
 
         ``data`` is what runs before 0.2 noted, of a sample; ``all data`` of everything.
         """
-        flat, dealt = self.task.flat, self.planner.partition
+        flat, partition = self.task.flat, self.planner.partition
         layout = [f"{n} {tuple(s)}" for n, s in zip(flat.names, flat.shapes, strict=True)]
         frozen = [p.detach().cpu().numpy() for p in flat.frozen().values()]
         return {
             "data": data_hash(self.data),
             "all data": self.data.digest,
-            "partition": _hash(dealt.order, dealt.starts),
+            "partition": _hash(partition.order, partition.starts),
             "initial model": _hash(layout, self.w0.cpu().numpy(), *frozen),
         }
 

@@ -42,8 +42,8 @@ def adapted(method, **values):
     net = seeded(lambda: method.adapt(SmallCNN(3, 1, 6, width=4)), 0)
     setting = build(base.config, data=base.data, module=net, partition=base.partition)
     world = world_of(setting)
-    kit = dict(method.extend_data(world, method.learn(world)).kit)
-    return replace(setting, kit=kit)
+    payload = dict(method.extend_data(world, method.learn(world)).one_time_payload)
+    return replace(setting, one_time_payload=payload)
 
 
 def away_from(w, seed=1):
@@ -51,7 +51,7 @@ def away_from(w, seed=1):
 
 
 def local(setting, w=None, lr=0.05):
-    return ClientContext(setting.w0 if w is None else w, setting.kit, {}, lr, torch.tensor(1.0))
+    return ClientContext(setting.w0 if w is None else w, setting.one_time_payload, {}, lr, torch.tensor(1.0))
 
 
 def by_hand(method, setting, w, y, x, labels, lr, steps):
@@ -61,7 +61,7 @@ def by_hand(method, setting, w, y, x, labels, lr, steps):
     server.load_state_dict(setting.task.flat.state_dict(w))
     of_p = torch.optim.SGD(net.projector.parameters(), lr=lr)
     of_rest = torch.optim.SGD(net.base.parameters(), lr=lr)
-    x_p = (setting.kit["x_p"].double() - 127.5) / 127.5
+    x_p = (setting.one_time_payload["x_p"].double() - 127.5) / 127.5
     q = torch.full((len(x_p), 3), 1 / 3, dtype=torch.float64)
     pairs = [i % len(x) for i in range(len(x_p))]
     if method.mixture:
@@ -123,8 +123,8 @@ def test_the_max_step_moves_the_projector_and_the_min_step_the_rest():
         task.part(at, "features", x)
         for at, x in (
             (w, batch.x),
-            (w, task.inputs(setting.kit["x_p"])),
-            (setting.w0, task.inputs(setting.kit["x_p"])),
+            (w, task.inputs(setting.one_time_payload["x_p"])),
+            (setting.w0, task.inputs(setting.one_time_payload["x_p"])),
         )
     )
     three = torch.cat([f_p, f_g, f[[0, 1, 2, 3, 0]]])
@@ -222,10 +222,10 @@ def test_what_is_handed_out_and_disclosed():
     method, world = FedBR(pseudo=7, averaged=4), world_of(small_setting())
     learned = method.learn(world)
     furnished = method.extend_data(world, learned)
-    assert torch.equal(furnished.kit["x_p"], learned["x_p"])
+    assert torch.equal(furnished.one_time_payload["x_p"], learned["x_p"])
     assert furnished.disclosed == {"averages": 7, "samples_per_average": 4}
     assert furnished.up_once == 7 * 36 / 8
-    assert (world.kit, world.disclosed) == ({}, {})
+    assert (world.one_time_payload, world.disclosed) == ({}, {})
     assert furnished.data is world.data
 
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import nn
 
 from feddpc import methods as registered
-from feddpc.api.own import Own, make_method, one_rate, refuse_none
 from feddpc.api.results import Comparison, result_of
+from feddpc.api.user_objects import UserObjects, make_method, one_rate, refuse_none
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.checks import check_int
 from feddpc.data import Dataset
@@ -25,7 +25,7 @@ from feddpc.report.groups import differing, show
 from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import Stop
 from feddpc.runs.tracking import Track
-from feddpc.study.compare import OwnParts, run_comparison
+from feddpc.study.compare import ComparisonParts, run_comparison
 from feddpc.study.overrides import Overrides
 
 
@@ -92,13 +92,13 @@ def compare(
     numbers = _seeds(seeds)
     overrides = _overrides(methods, hyper or {})
     labels = _labels(methods, overrides)
-    own = Own.of(data=data, model=model, method=None, partition=partition, more=more)
+    own = UserObjects.of(data=data, model=model, method=None, partition=partition, more=more)
     given = {"clients": clients, "rounds": rounds, "cohort": cohort, "server_lr": server_lr}
     given |= one_rate(more, client_lr) | own.values
     overrides.values |= {key: value for key, value in given.items() if value is not None}
     if isinstance(data, str | Path) and own.parts["data"].client_ids is None:
         del own.parts["data"]  # it is loaded by its name, once for all comparisons of this process
-    things = OwnParts(own.parts, {name: method for name, (_, method) in labels.items() if method is not None})
+    things = ComparisonParts(own.parts, {name: method for name, (_, method) in labels.items() if method is not None})
     display, stop = make_display(progress), Stop()
     with stop.on_callers_interrupt(), display or nullcontext():
         outcomes = run_comparison(

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import nn
 
 from feddpc import methods
-from feddpc.api.own import Own, one_rate, refuse_none
 from feddpc.api.results import Rerun, Result, result_of
+from feddpc.api.user_objects import UserObjects, one_rate, refuse_none
 from feddpc.build import build
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.config import Config, code_in
@@ -96,7 +96,7 @@ def simulate(
             raise BadInputError("resume=True needs out, the folder of the run to continue")
         check_resumable(folder)
     with preserve_torch_globals():
-        own = Own.of(data=data, model=model, method=method, partition=partition, more=more)
+        own = UserObjects.of(data=data, model=model, method=method, partition=partition, more=more)
         values = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
         values |= ({} if clients is None else {"clients": clients}) | own.values
         config = Config.read(values)
@@ -142,7 +142,7 @@ def rerun(
     callbacks = check_callbacks(callbacks)
     changes = one_rate(changes, changes.pop("client_lr", None))
     with preserve_torch_globals():
-        own = Own.of(data=data, model=model, method=method, partition=partition, more=changes)
+        own = UserObjects.of(data=data, model=model, method=method, partition=partition, more=changes)
         again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=6))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))

@@ -221,10 +221,10 @@ def _show(report: Report) -> None:
 
     for table in report.tables:
         _show_table(table)
-    console, judged = _console(), report.findings
-    if judged:
+    console, findings = _console(), report.findings
+    if findings:
         console.print(f"\nWhat holds, {report.study.title}", style="bold", highlight=False)
-    for finding in judged:
+    for finding in findings:
         where = "" if finding.line is None else f" (paper.tex, line {finding.line})"
         console.print(f"{finding.verdict + ':':{INDENT}}{finding.claim}{where}", highlight=False, markup=False)
         console.print(Padding(Text(finding.numbers, style="dim"), (0, 0, 0, INDENT), expand=False))

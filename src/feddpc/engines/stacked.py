@@ -53,13 +53,13 @@ class Stacked(Engine):
         def ask(index: Tensor, mask: Tensor) -> State:
             return method.probe(task, w, [BatchIndices(i, m) for i, m in zip(index, mask, strict=True)])
 
-        before = replace(task.tally)
+        before = replace(task.work)
         probed: State = vmap(ask)(index, mask)
         # Clients with fewer batches went along on padding, which does not count as work.
         batches, longest = int(plan.steps.sum()), int(plan.steps.max())
         for key in ("gradients", "passes"):
-            once = (getattr(task.tally, key) - getattr(before, key)) // longest
-            setattr(task.tally, key, getattr(before, key) + once * batches)
+            once = (getattr(task.work, key) - getattr(before, key)) // longest
+            setattr(task.work, key, getattr(before, key) + once * batches)
         return probed
 
     @torch.no_grad()
@@ -90,11 +90,11 @@ class Stacked(Engine):
             n = int((plan.steps > k).sum()) if self.narrow else len(steps)
             width = int(plan.count[:, k].max()) if self.narrow else plan.index.shape[2]
             mine = {key: v[:n] for key, v in own.items()}
-            task.tally.clients = n
+            task.work.clients = n
             moved, loss = all_step(y[:n], mine, steps[:n], steps[:n] > k, *(t[:n, k, :width] for t in rows))
             y = torch.cat([moved, y[n:]])
             total[:n] += loss
-        task.tally.clients = 1
+        task.work.clients = 1
         up, new = vmap(finish)(y, own, steps)
         loss = total / steps.clamp(min=1)
         return Trained({k: v[back] for k, v in up.items()}, {k: v[back] for k, v in new.items()}, loss[back])

@@ -21,7 +21,7 @@ _HOMES = {
     "VoidRoundsError": "feddpc.flower.screening",
     "buffer_names": "feddpc.flower.layout",
     "client_app": "feddpc.flower.client",
-    "dealt": "feddpc.flower.server",
+    "app_arguments": "feddpc.flower.server",
     "secure_client_app": "feddpc.flower.secure.client",
     "secure_server_app": "feddpc.flower.secure.server",
     "secure_strategy": "feddpc.flower.secure.server",

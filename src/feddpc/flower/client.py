@@ -399,7 +399,7 @@ def build_node(
         raise RefusedError(f"training changes buffer {changing[0]!r} of this node's model, which nobody carries over")
     planner = make_planner(config, task, world.partition)
     like = torch.zeros((), dtype=dtype_of(config.precision), device=device)
-    payload = {k: cast_like(v, like) for k, v in world.kit.items()}
+    payload = {k: cast_like(v, like) for k, v in world.one_time_payload.items()}
     return Node(spec, client, method, with_optimizer(method, client_optimizer(config)), world, task, planner, payload)
 
 

@@ -46,7 +46,7 @@ from feddpc.runs import checkpoint
 from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
 from feddpc.tasks.metrics import LOSS, named
 from feddpc.tasks.network import NetworkTask
-from feddpc.validation import Judge, judge
+from feddpc.validation import HeldOutEvaluator, held_out_evaluator
 
 #: Participation schemes that never invite more clients than the cohort.
 FIXED_SIZE = ("uniform", "cyclic", "markov", "weighted")
@@ -66,7 +66,7 @@ class ClientAppStrategy(MethodStrategy):
         super().__init__(assets.method, **more)
         self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
         self.population, self.metrics = self.config.clients, assets.metrics
-        self.judged_on = "test" if assets.validation is None else "validation"
+        self.best_round_on = "test" if assets.validation is None else "validation"
         self.registry = ClientRegistry(self.config.clients)
         self.nodes = NodeClient(self.registry, self.bounds, self.spec())
         self.samples = 0  #: of all clients and the server together, known after enrollment
@@ -305,12 +305,12 @@ class ClientAppStrategy(MethodStrategy):
         return None if data is None else make_task(self.config, assets.own, assets.network, data, assets.scaler)
 
     @cached_property
-    def _validate(self) -> Judge | None:
+    def _validate(self) -> HeldOutEvaluator | None:
         if self.task is None or self.assets.validation is None:
             return None
         x, y = self.assets.validation
         data = Dataset("validation", x, y, x, y, self.assets.classes, target=self.assets.target)
-        return judge(self.task, data, np.arange(len(y)))
+        return held_out_evaluator(self.task, data, np.arange(len(y)))
 
     def _server_data(self) -> FederatedData:
         return self.assets.federated_data(self.config, self.samples)
@@ -329,7 +329,7 @@ class ClientAppStrategy(MethodStrategy):
         down = method.broadcast(state.w, state.server, probed, cohort)
         if not self._templates:
             extends = overrides(method, "extend_data")
-            payload = method.extend_data(self._server_data(), self.learned).kit if extends else {}
+            payload = method.extend_data(self._server_data(), self.learned).one_time_payload if extends else {}
             self._templates = upload_template(method, state.w, down | dict(payload))
         asked, trains = method.probe_mask(cohort), method.train_mask(cohort)
         accepted = state.clients.read(ids)["accepted"].tolist()

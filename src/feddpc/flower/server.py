@@ -219,7 +219,7 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class AppArguments:
     """What ``server_app`` and ``client_app`` need for an experiment: the same data, clients, model and seeds."""
 
     experiment: Experiment
@@ -272,6 +272,6 @@ class Dealt:
         return parts
 
 
-def dealt(experiment: Experiment) -> Dealt:
+def app_arguments(experiment: Experiment) -> AppArguments:
     """Return an experiment of the simulator (from ``feddpc.build.build``) as the two halves of a federation."""
-    return Dealt(experiment)
+    return AppArguments(experiment)

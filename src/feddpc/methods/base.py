@@ -166,7 +166,7 @@ class Method:
 
     @property
     def reserve(self) -> float:
-        """The share of the training set that the server must keep from the clients, before the data are dealt."""
+        """The share of the training set that the server must keep from the clients, before the data are partitioned."""
         return 0.0
 
     def adapt(self, module: nn.Module) -> nn.Module:

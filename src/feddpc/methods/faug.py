@@ -153,7 +153,7 @@ class FAug(Method):
         diversity = {f"diversity_class_{r}": float(learned["diversity"][r]) for r in np.flatnonzero(sent)}
         return replace(
             world.with_samples(made, y, owner),
-            kit={**world.kit, "generator": learned["generator"]},
+            one_time_payload={**world.one_time_payload, "generator": learned["generator"]},
             up_once=world.up_once + int(sent.sum()) * (math.prod(world.data.sample_shape) + 1) / clients,
             disclosed={
                 **world.disclosed,

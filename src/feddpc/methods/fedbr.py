@@ -126,7 +126,7 @@ class FedBR(Method):
         """Hand the pseudo-samples to everybody."""
         return replace(
             world,
-            kit={**world.kit, "x_p": learned["x_p"].to(world.device)},
+            one_time_payload={**world.one_time_payload, "x_p": learned["x_p"].to(world.device)},
             up_once=world.up_once + learned["x_p"].numel() / len(world.partition),
             disclosed={**world.disclosed, "averages": self.pseudo, "samples_per_average": self.averaged},
         )

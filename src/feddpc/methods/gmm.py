@@ -151,7 +151,9 @@ class GMM(Method):
         up = sums * (1 + self.components * self.em_rounds) + (0 if world.data.is_image else box.size)
         return replace(
             world.with_samples(np.concatenate(made), y, owner),
-            kit={"mixture": torch.cat([torch.from_numpy(a).float().ravel() for a in (weights, means, variances, box)])},
+            one_time_payload={
+                "mixture": torch.cat([torch.from_numpy(a).float().ravel() for a in (weights, means, variances, box)])
+            },
             down_once=sums * self.components * self.em_rounds,
             up_once=up,
             disclosed={

@@ -55,7 +55,7 @@ def train_and_step(
     broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
     memory = state.clients.read(ids)
     sent = broadcast if state.statistics is None or STATISTICS in memory else broadcast | {STATISTICS: state.statistics}
-    down = sent | experiment.kit
+    down = sent | experiment.one_time_payload
     local, own = experiment.local(method, state.statistics), memory | probes
     trained = train_in_chunks(engine, local, experiment.task, state.w, down, own, plan, cohort.client_lr)
 
@@ -112,7 +112,7 @@ def train_in_chunks(
     engine: Engine, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
 ) -> Trained:
     """Train the clients of ``plan``; where memory does not suffice, fewer at a time, and so from then on."""
-    m, was = len(plan.clients), replace(task.tally)
+    m, was = len(plan.clients), replace(task.work)
     while True:
         chunk = min(engine.chunk or m, m)
         try:
@@ -128,7 +128,7 @@ def train_in_chunks(
                 raise BadInputError(
                     "the device's memory does not suffice for one client: take a smaller batch_size or model"
                 ) from error
-        task.tally.put_back(was)  # the next attempt trains all clients again
+        task.work.reset_to(was)  # the next attempt trains all clients again
         # Outside the handler, which would keep the failed attempt's tensors alive.
         if w.is_cuda:
             torch.cuda.empty_cache()

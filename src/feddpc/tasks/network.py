@@ -22,14 +22,14 @@ from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
 from feddpc.models.traits import Traits, examine, norm_mask
 from feddpc.registry import Registry
-from feddpc.tasks.base import Batch, BatchIndices, Tally, Task, forked
+from feddpc.tasks.base import Batch, BatchIndices, Task, WorkCounter, forked
 from feddpc.tasks.host_samples import HostSamples, Ints, Read
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import Measure, Totals, choose_measures, listed_metrics
 from feddpc.tasks.metrics import LOSS
 
 #: Makes totals of a model, some test samples and their targets.
-Judge = Callable[[Tensor, Tensor, Tensor], Tensor]
+TestTotals = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: Changes the inputs of a training batch; the second tensor has uniform numbers in [0, 1) for each sample, ``[n, u]``.
 Transform = Callable[[Tensor, Tensor], Tensor]
 #: One value per sample, or per sample and token, of outputs and targets.
@@ -101,7 +101,7 @@ class NetworkTask(Task):
     def changed(self, *, module: nn.Module | None = None, data: Dataset | None = None) -> Self:
         """Return this task with another network or other training samples; what stays is shared, tests included."""
         twin = copy.copy(self)
-        twin.tally = Tally()
+        twin.work = WorkCounter()
         if data is not None:
             twin._load(data, self.device, self.host is not None)
         if module is not None:
@@ -140,7 +140,7 @@ class NetworkTask(Task):
         """Return a copy for trials: a network of its own in ``precision``, and a few test samples."""
         dtype = torch.float64 if precision == "float64" else torch.float32
         twin = copy.copy(self)
-        twin.tally, twin.traces, twin._masks = Tally(), {}, {}
+        twin.work, twin.traces, twin._masks = WorkCounter(), {}, {}
         twin.module = copy.deepcopy(self.module).to(dtype)
         twin.flat = Flat(twin.module, self.flat.statistics)
         twin.first_statistics = self.first_statistics.to(dtype)
@@ -253,7 +253,7 @@ class NetworkTask(Task):
 
     def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Call a method of the network with parameters ``y``."""
-        self.tally.add(passes=1)
+        self.work.add(passes=1)
         with self._rounded():
             made = self.flat.part(y, name, *args)
         return tree_map(lambda t: t.to(y.dtype), made) if self.half else made
@@ -300,7 +300,7 @@ class NetworkTask(Task):
 
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of the samples that are no padding."""
-        self.tally.add(passes=1)
+        self.work.add(passes=1)
         return batch.mean(self.sample_losses(self.outputs(y, batch.x), batch.y))
 
     def outputs(self, y: Tensor, x: Tensor) -> Tensor:
@@ -321,7 +321,7 @@ class NetworkTask(Task):
         if not whole:
             return self.means(self.score(w, batch_size).tolist())
         seen: list[Tensor] = []
-        totals = self.score(w, batch_size, lambda w, x, y: self._judge(w, x, y, seen)).tolist()
+        totals = self.score(w, batch_size, lambda w, x, y: self._test_totals(w, x, y, seen)).tolist()
         outputs = self.aligned(torch.cat(seen), self.y_test)
         return self.means(totals) | {m.metric.name: m.compute(outputs, self.y_test) for m in whole}
 
@@ -358,11 +358,11 @@ class NetworkTask(Task):
         values = self.sample_losses(outputs, targets)
         return (values * (targets != IGNORED)).sum() if values.ndim > 1 else values.sum()
 
-    def judged(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def test_totals(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the totals of some test samples: the sum of their losses, then those of the metrics, in float64."""
-        return self._judge(w, x, y, [])
+        return self._test_totals(w, x, y, [])
 
-    def _judge(self, w: Tensor, x: Tensor, y: Tensor, seen: list[Tensor]) -> Tensor:
+    def _test_totals(self, w: Tensor, x: Tensor, y: Tensor, seen: list[Tensor]) -> Tensor:
         outputs = self.outputs(w, self._laid_out(x if self.test_scaled else self.scaler(x)))
         seen.append(outputs)
         return self._totals(outputs, y)
@@ -373,14 +373,14 @@ class NetworkTask(Task):
         return torch.cat([part.double().reshape(-1) for part in sums])
 
     @torch.no_grad()
-    def score(self, w: Tensor, batch_size: int = 500, judge: Judge | None = None) -> Tensor:
-        """Return the totals of the whole test set, still on the device; ``judge`` may be ``judged``, compiled."""
+    def score(self, w: Tensor, batch_size: int = 500, totals_of: TestTotals | None = None) -> Tensor:
+        """Return the totals of the whole test set, on the device; ``totals_of`` may be ``test_totals``, compiled."""
         self.module.eval()
-        judge = judge or self.judged
+        totals_of = totals_of or self.test_totals
         parts = zip(torch.split(self.x_test, batch_size), torch.split(self.y_test, batch_size), strict=True)
         total = torch.zeros((), dtype=torch.float64, device=w.device)
         for x, y in parts:
-            total = total + judge(w, x, y)
+            total = total + totals_of(w, x, y)
         self.module.train()
         return total
 

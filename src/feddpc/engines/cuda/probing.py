@@ -20,7 +20,7 @@ class Probing:
     """The graph of a method's probe for plans of one shape: a number of clients, batches and samples per batch."""
 
     def __init__(self, method: Method, task: Task, w: Tensor, plan: BatchPlan) -> None:
-        self.method, self.tally, self.task = method, task.tally, task.transformable()
+        self.method, self.work, self.task = method, task.work, task.transformable()
         clients, batches, width = plan.index.shape
         self.mail = HostTransfer(
             {"index": (clients, batches, width), "count": (clients, batches)}, torch.int64, w.device
@@ -28,23 +28,23 @@ class Probing:
         self.w = w.clone()
         self.answers: State = {}
         self._load(w, plan)
-        was = replace(self.tally)
+        was = replace(self.work)
         try:
             self._ask()  # so that allocators and compilers are done
-            counts = ((getattr(self.tally, key) - getattr(was, key)) // batches for key in ("gradients", "passes"))
+            counts = ((getattr(self.work, key) - getattr(was, key)) // batches for key in ("gradients", "passes"))
             self.once = tuple(counts)
             self._replay: Callable[[], Any] = graph_of(self._ask, w.device).replay if w.is_cuda else self._ask
         finally:
-            self.tally.put_back(was)
+            self.work.reset_to(was)
 
     def __call__(self, w: Tensor, plan: BatchPlan) -> State:
         """Return what the clients of ``plan`` answer at ``w``."""
         self._load(w, plan)
-        was, batches = replace(self.tally), int(plan.steps.sum())
+        was, batches = replace(self.work), int(plan.steps.sum())
         self._replay()
         # Clients with fewer batches went along on padding, which does not count as work.
-        self.tally.gradients = was.gradients + self.once[0] * batches
-        self.tally.passes = was.passes + self.once[1] * batches
+        self.work.gradients = was.gradients + self.once[0] * batches
+        self.work.passes = was.passes + self.once[1] * batches
         return {key: value.clone() for key, value in self.answers.items()}
 
     def release(self) -> None:

@@ -124,7 +124,7 @@ class Stack(Training):
         own = {k: v[:n] for k, v in i.own.items()}
         rows = [t[:n] for t in self._rows(self.k)]
         live = i.steps[:n] > self.k
-        here = session.w, session.down | session.kit, own, session.step_rate, i.steps[:n]
+        here = session.w, session.down | session.one_time_payload, own, session.step_rate, i.steps[:n]
         self._step(session.y[:n], session.total[:n], *here, live, *rows)
         self.k += 1
 
@@ -198,7 +198,7 @@ class Lanes(Training):
         session, i, k = self.session, self.session.inputs, self.k[j : j + 1]
         own = {key: v[j] for key, v in i.own.items()}
         rows = [t[j, :width] for t in self._rows(k)]
-        here = session.w, session.down | session.kit, own, session.step_rate, i.steps[j]
+        here = session.w, session.down | session.one_time_payload, own, session.step_rate, i.steps[j]
         self._step(session.y[j], session.total[j], *here, *rows)
         k += 1
 
