@@ -85,7 +85,7 @@ def _bernoulli(pool: ClientPool) -> Invite:
 
 
 def _poisson(pool: ClientPool) -> Invite:
-    """Coins for everybody, thrown once: independent for each client, as they are not when somebody has to come."""
+    """One coin per client, independent of the others, so that possibly no client is invited."""
 
     def invite(round: int) -> Ids:
         rng = pool.rng(round)

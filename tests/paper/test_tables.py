@@ -123,7 +123,7 @@ def test_table_1_agrees_where_the_paper_counts_all():
         ours = cells(local, label(name))
         assert ours["paper"] == formula.local_text
         assert float(ours["operations"]) == pytest.approx(62_006 * formula.local(2, 256), rel=1e-3)
-        assert (ours["gradients a step"], ours["agrees"]) == ("1", "yes")
+        assert (ours["gradients per step"], ours["agrees"]) == ("1", "yes")
         assert float(cells(server, label(name))["operations"]) == pytest.approx(62_006 * formula.server(10), rel=1e-3)
     states = {name: cells(server, label(name))["agree"] for name in published.TABLE1}
     # What the paper's column leaves out: FedCM's and FedDPC's vector, and FedVARP's table of all clients.

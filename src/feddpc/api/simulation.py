@@ -1,4 +1,4 @@
-"""One run: :func:`simulate` for one's own module and data, :func:`rerun` for a run that was made."""
+"""One run: :func:`simulate` for a module and data of your own, :func:`rerun` to repeat a stored run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def simulate(
         on_round: called with every round's record.
         callbacks: objects of subclasses of :class:`Callback`, which follow the run and may stop it.
         progress: show a bar, or plain lines where there is no terminal, on standard error.
-        track: trackers that are told of every round, by name (``"tensorboard,mlflow"``) or one's own; needs ``out``.
+        track: trackers that are told of every round, by name (``"tensorboard,mlflow"``) or your own; needs ``out``.
         more: any other key of the configuration, e.g. ``alpha=0.6, batch_size=32, engine="loop", hyper={"lam": 0.5}``,
             or ``participation="poisson", privacy={"clip": 1.0, "epsilon": 8.0}`` for differential privacy. ``task``,
             ``loss``, ``transform`` and ``metrics`` may also be objects: a class of :class:`NetworkTask`, a function of

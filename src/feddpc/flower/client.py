@@ -96,9 +96,9 @@ def client_app(
         method: the only method this node takes part in; by default any registered one that the server names.
         folder: where this node keeps what it remembers, so that it survives a restart; by default it does not.
         device: where it trains.
-        task: a task of one's own, which the server must be given too; by default any of the library that it names. A
+        task: a task of your own, which the server must be given too; by default any of the library that it names. A
             class, or ``FILE.py:NAME``. The same holds for the next three.
-        loss: a loss of one's own: a function of outputs and targets that returns one value per sample or token.
+        loss: a loss of your own: a function of outputs and targets that returns one value per sample or token.
         transform: a function that changes the inputs of training batches.
         metrics: what is measured on test samples of this node: names and functions of outputs and targets.
     """
@@ -396,7 +396,9 @@ def build_node(
         scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
     task = make_task(config, own, network, world.data, scaler, device=device)
     if changing := task.traits.statistics:
-        raise RefusedError(f"training changes buffer {changing[0]!r} of this node's model, which nobody carries over")
+        raise RefusedError(
+            f"training changes buffer {changing[0]!r} of this node's model, which is neither sent nor kept"
+        )
     planner = make_planner(config, task, world.partition)
     like = torch.zeros((), dtype=dtype_of(config.precision), device=device)
     payload = {k: cast_like(v, like) for k, v in world.one_time_payload.items()}

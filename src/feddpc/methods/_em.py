@@ -4,7 +4,7 @@ Client j:  gamma_k(z) = weight_k N(z | mean_k, variance_k) / (the same, summed o
            n_k = sum gamma_k(z),  s_k = sum gamma_k(z) z,  q_k = sum gamma_k(z) z^2          over its own samples z
 Server:    weight_k = n_k / sum n,  mean_k = s_k / n_k,  variance_k = max(q_k / n_k - mean_k^2, floor)  of sums over j
 
-So the mixture is that of EM on the pooled data, whoever holds what, and the likelihood of the data never falls.
+So the mixture is that of EM on the pooled data, for any partition, and the likelihood of the data never falls.
 Samples z lie in the unit cube, into which a :class:`Box` maps them.
 """
 
@@ -62,7 +62,7 @@ class Mixture:
 
     @property
     def weights(self) -> Floats:
-        """The shares of the components, ``[M]``; all zero where nobody belongs to any."""
+        """The shares of the components, ``[M]``; all zero where no sample belongs to any."""
         return self.counts / (self.counts.sum() or 1.0)
 
     def without(self, below: float) -> Mixture:
@@ -90,7 +90,7 @@ class Sums:
 
 def log_joint(mixture: Mixture, z: Floats, zz: Floats) -> Floats:
     """Return log(weight_k N(z | k)) for samples z, with squares zz, ``[n, M]``."""
-    with np.errstate(divide="ignore"):  # log 0 = -inf: a component nobody belongs to
+    with np.errstate(divide="ignore"):  # log 0 = -inf: a component without samples
         log_weights = np.log(mixture.weights)
     precision = 1 / mixture.variances
     scaled = mixture.means * precision

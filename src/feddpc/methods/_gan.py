@@ -112,7 +112,7 @@ class Discriminator(nn.Module):
         self.label = spectral_norm(nn.Embedding(classes, 2 * HIDDEN))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return one score a sample."""
+        """Return one score per sample."""
         h = self.body(x)
         differ = h.unflatten(0, (-1, PACK)).var(1, correction=0).add(1e-4).sqrt()
         h = torch.cat([h, differ.repeat_interleave(PACK, 0)], 1)

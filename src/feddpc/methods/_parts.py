@@ -11,7 +11,7 @@ from feddpc.methods.base import Method
 def require_parts(method: Method, module: nn.Module) -> None:
     """Refuse a network that lacks one of the method's ``parts``; a ``head`` must be a linear layer.
 
-    A network of one's own may define them in any way, as long as they fit together: with a ``head``,
+    A network of your own may define them in any way, as long as they fit together: with a ``head``,
     ``forward(x) == head(features(x))``, which is not checked.
     """
     for part in method.parts:

@@ -1,4 +1,4 @@
-"""Data sharing (Zhao et al.): a small balanced set is handed to everybody."""
+"""Data sharing (Zhao et al.): all clients get a small balanced set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feddpc.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class DataSharing(Method):
-    """Hand a small balanced set to everybody, and start from a model trained on it.
+    """Hand a small balanced set to all clients, and start from a model trained on it.
 
     Server:    keeps G, beta n training samples, the same number of every class, out of the clients' hands before data
                are partitioned; trains w_0 on G for some epochs; sends a random share alpha of G to each client once

@@ -26,7 +26,7 @@ class FAug(Method):
                sends up to s of its samples of each class in T_j that it holds, and of q other classes to hide these;
                nothing if T_j is empty
     Server:    trains a conditional GAN on all samples sent, every class as often; sends the generator G to all
-    Client j:  makes a_j - n_jr samples of each class in T_j, unless nobody sent any;
+    Client j:  makes a_j - n_jr samples of each class in T_j, unless no client sent any;
                then plain local SGD on real and made samples
     Server:    w_t = w_{t-1} - eta_g mean_S D_j                                                                (FedAvg)
 
@@ -81,7 +81,7 @@ class FAug(Method):
 
     @classmethod
     def light(cls) -> FAug:
-        """With next to no training of the generator, whose quality costs nobody anything."""
+        """With next to no training of the generator: its quality does not change the costs."""
         return cls(gan_steps=2, seeds=1)
 
     def __post_init__(self) -> None:

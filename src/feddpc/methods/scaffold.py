@@ -72,7 +72,7 @@ class Scaffold(Method):
 
     @property
     def surveys(self) -> bool:
-        """A warm start asks everybody once."""
+        """A warm start asks all clients once."""
         return self.warm
 
     @property

@@ -16,7 +16,7 @@ STEPS = 2
 #: How far a measured ratio may be from the formula's and still be called the same.
 FACTOR = 2.0
 _LOCAL_HEADINGS = (
-    *("method", "paper", "operations", "of FedAvg's", "gradients a step"),
+    *("method", "paper", "operations", "of FedAvg's", "gradients per step"),
     *("work, paper", "measured", "agrees"),
 )
 _SERVER_HEADINGS = (
@@ -25,7 +25,7 @@ _SERVER_HEADINGS = (
 )
 _STATE = {"-": 0, "d": 1, "k'd": POPULATION}
 _LOCAL = (
-    "Operations: the paper's formula for this model, with m for a client of average size. Gradients a step are "
+    "Operations: the paper's formula for this model, with m for a client of average size. Gradients per step are "
     "measured; the paper's mnd is one. Vector work is the rest, as a multiple of FedAvg's: by the formula without mnd, "
     f"and by the numbers that vector operations touch in one round of {POPULATION} clients, both with {STEPS} steps. "
     "They agree if within a factor of two: one operation of the paper is one to three of ours."

@@ -114,7 +114,7 @@ def _usual_buffers(run: StoredRun) -> str:
 
 
 def _told_once(table: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what only repeats another value: FedCM has an alpha of its own, which nobody should take this for.
+    """Leave out what only repeats another value: FedCM has an alpha of its own, with another meaning.
 
     >>> _told_once({"alpha": 0.2, "lr": 0.1, "server_lr": 0.1, "partition.alpha": 0.2})
     {'lr': 0.1, 'partition.alpha': 0.2}

@@ -178,7 +178,7 @@ def _row(group: SeedGroup) -> ResultRow:
 
 
 def _summary(run: StoredRun, end: str) -> dict[str, Any]:
-    # Computed anew even where there is a summary.json: the records are the evidence, and the two cannot disagree here.
+    # Computed again even where there is a summary.json: the records are the evidence, and the two cannot disagree here.
     try:
         return run.summarize(end)
     except (KeyError, TypeError, ValueError) as error:

@@ -90,8 +90,8 @@ def train_and_step(
 
 def empty_exchange(experiment: Experiment, method: Method, state: RunState, cohort: Cohort) -> Exchange:
     """No client answered: the method and privacy have rules for that."""
-    nobody = cohort.select(torch.zeros_like(cohort.clients, dtype=torch.bool))
-    outcome = server_step(method, state.w, state.server, {}, nobody, experiment.policies, state.watched)
+    empty = cohort.select(torch.zeros_like(cohort.clients, dtype=torch.bool))
+    outcome = server_step(method, state.w, state.server, {}, empty, experiment.policies, state.watched)
     none = np.zeros(0, dtype=np.int64)
     return Exchange(none, notes=state.apply(method, outcome, none))
 

@@ -48,7 +48,7 @@ class Meter:
         self.passes += now.passes - before.passes
 
     def summary(self) -> dict[str, float]:
-        """Return the counts a participant and round, in multiples of d, and the work a local step."""
+        """Return the counts per participant and round, in multiples of d, and the work per local step."""
         if not (self.clients and self.d):
             return {}
         traffic = {k: getattr(self, k) / (self.clients * self.d) for k in ("down", "up")}

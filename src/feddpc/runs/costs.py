@@ -39,7 +39,7 @@ _VIEWS = (
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """Costs a participant and round, in multiples of d; work as vector operations, gradients apart."""
+    """Costs per participant and round, in multiples of d; work as vector operations, gradients apart."""
 
     down: float
     up: float
@@ -107,7 +107,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def counting(self, whose: str) -> Iterator[None]:
-        """Count what happens inside as the work of ``whose``; nobody's where it is empty."""
+        """Count what happens inside as the work of ``whose``; not at all if that is empty."""
         before, self.whose = self.whose, whose
         try:
             with self:

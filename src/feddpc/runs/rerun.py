@@ -1,4 +1,4 @@
-"""A run made again from its folder: what must be as it was, what differs, and how alike the records came out."""
+"""Repeating a run from its folder: what must be the same, what differs, and how alike the records came out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RerunReport:
 
     like: str  #: the folder of the first one
     changed: list[str]  #: settings that were asked for otherwise
-    differs: list[str]  #: what else is not as it was: versions, machine, what the settings name
+    differs: list[str]  #: what else differs: versions, machine, what the settings name
     rounds: int  #: rounds that both have
     identical: bool  #: in these rounds every number is the same to the last bit, but for the seconds
     tolerance: float | None  #: else the largest difference, over max(1, size); None where something is no number,
@@ -119,8 +119,8 @@ class RerunPlan:
             if now[key] != before.get(key)
         )
         if self.changed or self.differs:
-            told = {"no longer like": self.changed, "not as it was for": self.differs}
-            self.tell("; ".join(f"{how} {self.folder}: {', '.join(what)}" for how, what in told.items() if what))
+            notes = {"no longer like": self.changed, "not as it was for": self.differs}
+            self.tell("; ".join(f"{how} {self.folder}: {', '.join(what)}" for how, what in notes.items() if what))
 
     def compare(self, records: Sequence[dict[str, Any]]) -> RerunReport:
         """Say how alike ``records`` are to the first ones."""

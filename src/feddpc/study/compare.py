@@ -45,7 +45,7 @@ class ComparisonParts:
     _built: dict[str, Experiment] = field(default_factory=dict, init=False, repr=False)
 
     def method(self, name: str, hyper: Mapping[str, Any]) -> Method:
-        """Return the method ``name``, one's own or a registered one with these hyper-parameters."""
+        """Return the method ``name``, the caller's own or a registered one with these hyper-parameters."""
         return self.methods[name] if name in self.methods else methods.create(name, **hyper)
 
     def resolve(self, config: Config, name: str) -> Config:

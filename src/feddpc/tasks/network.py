@@ -49,7 +49,7 @@ class NetworkTask(Task):
     those of each cohort are taken from; test images are scaled once when that takes
     less than ``resident_bytes``.
 
-    A task of one's own overrides :meth:`sample_losses`, and lists what it measures in ``measured``.
+    A task of your own overrides :meth:`sample_losses`, and lists what it measures in ``measured``.
     """
 
     resident_bytes = 1 << 30

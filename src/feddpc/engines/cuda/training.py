@@ -34,7 +34,7 @@ class Training(ABC):
         """Return ``step``, which wants a method first, as a function of its other arguments.
 
         What is compiled reads the method's numbers, and so serves all their values, unless it asks what they are. A
-        method of somebody else is compiled as it is: nobody knows what it makes of its numbers, and when.
+        method of somebody else is compiled as it is: it is unknown what it does with its numbers, and when.
         """
         method, task = self.session.local, self.session.task
         if not self.compiles:
@@ -224,7 +224,7 @@ def step_of(method: Method) -> tuple[object, dict[str, float]] | None:
 
 
 def reading(method: Method, values: State) -> Method:
-    """Return a copy of ``method`` that has tensors for some of its hyper-parameters; nobody checks them again."""
+    """Return a copy of ``method`` that has tensors for some of its hyper-parameters, which are not checked again."""
     other = copy.copy(method)
     for name, value in values.items():
         object.__setattr__(other, name, value)

@@ -40,7 +40,7 @@ def secure_client_app(
         data: see there.
         method: the only method this node takes part in; by default any whose server needs only the sum.
         min_cohort: this node takes no part in a sum of fewer clients: a sum of few reveals much about each.
-        more: what else ``client_app`` takes: ``device``, and code of one's own.
+        more: what else ``client_app`` takes: ``device``, and code of your own.
     """
     check_int("min_cohort", min_cohort, 2)
     plain = client_app(model=model, data=data, method=None if method is None else summable(method), **more)

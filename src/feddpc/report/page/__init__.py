@@ -1,6 +1,6 @@
 """The page of some runs: one HTML file with table, interactive curves, pictures and numbers, that loads nothing.
 
-``write_page`` is for whoever has runs (:func:`feddpc.report.tables.collect` reads them from a folder); ``write_all``
+``write_page`` takes runs (:func:`feddpc.report.tables.collect` reads them from a folder); ``write_all``
 adds the picture of the curves and the table as a file.
 """
 

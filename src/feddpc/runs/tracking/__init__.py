@@ -1,4 +1,4 @@
-"""Trackers: what a run records also goes to TensorBoard, MLflow, or somebody of one's own, while it runs."""
+"""Trackers: what a run records also goes to TensorBoard, MLflow, or a tracker of your own, while it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Track", "Tracker", "Tracking", "check", "tracked"]
 
 #: What leaves its mark in a run folder, by the name of the tracker.
 _MARKS = {"tensorboard": "tensorboard", "mlflow": "mlflow.json"}
-#: Names of trackers with commas between them, or a list of names and trackers of one's own.
+#: Names of trackers with commas between them, or a list of names and trackers of your own.
 Track = str | Sequence[str | Tracker]
 
 

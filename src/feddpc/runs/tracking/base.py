@@ -15,7 +15,7 @@ SECONDS = 5.0
 
 
 class Tracker(Protocol):
-    """Somebody outside who is told what a run records. Whatever goes wrong there, the run goes on without it."""
+    """Sends what a run records somewhere else. If that fails, the run continues without it."""
 
     name: str
 
