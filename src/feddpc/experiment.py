@@ -77,12 +77,14 @@ class Experiment:
 
     def buffers(self, method: Method) -> Literal["average", "local"]:
         """Return what happens to statistics of the network with ``method``, or refuse what does not fit it."""
-        wanted, found = self.config.buffers, self.task.traits.statistics
-        if not found:
+        wanted, statistics = self.config.buffers, self.task.traits.statistics
+        if not statistics:
             return "average"  # of nothing
         remedy = "convert the model with feddpc.models.to_groupnorm"
         if wanted == "refuse":
-            raise BadInputError(f"buffers = 'refuse', and training changes buffer {found[0]!r} of the model: {remedy}")
+            raise BadInputError(
+                f"buffers = 'refuse', and training changes buffer {statistics[0]!r} of the model: {remedy}"
+            )
         if wanted == "local" or (wanted == "auto" and method.keeps_statistics):
             return "local"
         if method.keeps_statistics:
@@ -90,7 +92,7 @@ class Experiment:
         guards = {"privacy": self.policies.privacy, "rule or screen": self.policies.defense}
         for name in (name for name, guard in guards.items() if guard is not None):
             raise BadInputError(
-                f"buffers = 'average' with {name}: it does not see buffers such as {found[0]!r}, so that one "
+                f"buffers = 'average' with {name}: it does not see buffers such as {statistics[0]!r}, so that one "
                 f"client could set them, or be known by them: use buffers = 'local', or {remedy}"
             )
         return "average"
@@ -196,8 +198,8 @@ def evaluated_in(config: Config, t: int) -> bool:
 
 def data_hash(data: Dataset) -> str:
     """Return a hash of all labels and a few samples."""
-    some = np.linspace(0, len(data.x_train) - 1, 64).astype(np.int64)
-    return _hash(data.x_train[some], data.y_train, data.x_test.shape, data.y_test)
+    sample = np.linspace(0, len(data.x_train) - 1, 64).astype(np.int64)
+    return _hash(data.x_train[sample], data.y_train, data.x_test.shape, data.y_test)
 
 
 def _hash(*things: object) -> str:

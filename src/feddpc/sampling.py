@@ -125,7 +125,7 @@ def _markov(pool: ClientPool, *, leave: float = 0.1, back: float = 0.1) -> Invit
     """
     check_probability("leave", leave)
     check_probability("back", back, zero=False)
-    here = back / (leave + back)
+    available = back / (leave + back)
     seen: tuple[int, npt.NDArray[np.bool_]] = (0, np.zeros(0, np.bool_))
 
     def present(round: int) -> npt.NDArray[np.bool_]:
@@ -133,7 +133,7 @@ def _markov(pool: ClientPool, *, leave: float = 0.1, back: float = 0.1) -> Invit
         at, state = seen if seen[0] <= round else (0, seen[1])  # an earlier round: replay from the start
         for t in range(at + 1, round + 1):
             rng = generator(pool.seed, "presence", t)
-            state = rng.random(pool.population) < (np.where(state, 1 - leave, back) if t > 1 else here)
+            state = rng.random(pool.population) < (np.where(state, 1 - leave, back) if t > 1 else available)
             if not state.any():
                 state[rng.integers(pool.population)] = True
         seen = (round, state)

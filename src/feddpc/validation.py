@@ -21,9 +21,9 @@ def held_counts(share: float, data: Dataset, reserve: Ids) -> Ids:
     Targets that are not classes form one group.
     """
     groups = data.classes if data.target == "classes" else 1
-    there = np.bincount(data.strata, minlength=groups)
-    free = there - np.bincount(data.strata[reserve], minlength=groups)
-    counts: Ids = np.rint(share * there).astype(np.int64)
+    available = np.bincount(data.strata, minlength=groups)
+    free = available - np.bincount(data.strata[reserve], minlength=groups)
+    counts: Ids = np.rint(share * available).astype(np.int64)
     if share and not counts.any():
         raise BadInputError(f"validation = {share} of {len(data.y_train)} samples is less than one of any class")
     short = np.flatnonzero((counts > 0) & (counts >= free))

@@ -146,14 +146,14 @@ def _labels(methods: Sequence[Any], overrides: Overrides) -> dict[str, tuple[str
     for one in methods:
         if isinstance(one, str) and methods.count(one) > 1:
             raise BadInputError(f"methods holds {one!r} {methods.count(one)} times: give each once")
-    made = [
+    instances = [
         registered.create(one, **overrides.hyper.get(one, {})) if isinstance(one, str) else make_method(one)
         for one in methods
     ]
-    count = Counter(method.name for method in made)
+    count = Counter(method.name for method in instances)
     labels: dict[str, tuple[str, Method | None]] = {}
-    for one, method in zip(methods, made, strict=True):
-        label, alike = method.name, [other.hyper() for other in made if other.name == method.name]
+    for one, method in zip(methods, instances, strict=True):
+        label, alike = method.name, [other.hyper() for other in instances if other.name == method.name]
         if count[method.name] > 1:
             if alike.count(method.hyper()) > 1:
                 raise BadInputError(

@@ -131,8 +131,8 @@ def rounds_table(result: dict[str, Any]) -> Table:
     """Return a workload's rows as a table; milliseconds, medians over turns."""
     from feddpc.report.table import Table
 
-    made = sorted({row["turns"] for row in result["rows"] if "turns" in row}) or [0]
-    turns = " to ".join(dict.fromkeys(str(n) for n in (made[0], made[-1])))
+    turns_made = sorted({row["turns"] for row in result["rows"] if "turns" in row}) or [0]
+    turns = " to ".join(dict.fromkeys(str(n) for n in (turns_made[0], turns_made[-1])))
     split = f"alpha {result['alpha']}" if result["partition"] == "dirichlet" else result["partition"]
     title = (
         f"{result['title']}, {result['cohort']} of {result['clients']} clients, {split}, batch "

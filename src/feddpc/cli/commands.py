@@ -89,12 +89,12 @@ class LazyGroup(CommandGroup):
         if name not in self.lazy:
             return None
         module, _, attribute = self.lazy[name][0].partition(":")
-        found: Any = getattr(import_module(module), attribute)
+        command: Any = getattr(import_module(module), attribute)
         parent = typer.Typer(rich_markup_mode=None)
-        if isinstance(found, typer.Typer):
-            parent.add_typer(found, name=name)
+        if isinstance(command, typer.Typer):
+            parent.add_typer(command, name=name)
         else:
-            parent.command(name, cls=Command)(found)
+            parent.command(name, cls=Command)(command)
         return typer.main.get_group(parent).commands[name]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -193,8 +193,8 @@ class AppRun:
     @property
     def number(self) -> str | None:
         """The run's id, once the SuperLink has accepted it."""
-        found = re.findall(r"Successfully started run (\d+)", self.stream.text())
-        return found[-1] if found else None
+        started = re.findall(r"Successfully started run (\d+)", self.stream.text())
+        return started[-1] if started else None
 
     def wait(self, seconds: float = 0.2) -> Iterator[None]:
         """Yield every ``seconds`` until the run has ended; raise if the run or a process that it needs failed."""

@@ -241,10 +241,10 @@ class ClientAppStrategy(MethodStrategy):
         """Return the metrics on the server's test and validation samples; None for those that were not measured."""
         task, assets, due = self.task, self.assets, self._evaluates_in(t)
         tested = task.evaluate(w) if task is not None and assets.test is not None and due else {}
-        found = named("test", self.metrics, tested)
+        metrics = named("test", self.metrics, tested)
         if self._validate is None:
-            return found
-        return found | named("validation", self.metrics, self._validate(w) if due else {})
+            return metrics
+        return metrics | named("validation", self.metrics, self._validate(w) if due else {})
 
     def _evaluates_in(self, t: int) -> bool:
         return t % self.config.evaluate_every == 0 or t == self.last_round
@@ -354,11 +354,11 @@ class ClientAppStrategy(MethodStrategy):
 
     def _read_evaluation(self, client: int, content: RecordDict) -> tuple[int, dict[str, float]]:
         """Return the number of test samples and the metrics of a client; only the loss is always defined."""
-        found = dict(only_record(content, MetricRecord))
-        examples = self.bounds.examples(found.pop("num-examples", None))
+        metrics = dict(only_record(content, MetricRecord))
+        examples = self.bounds.examples(metrics.pop("num-examples", None))
         names = [metric.name for metric in self.metrics]
-        expect(found, [LOSS.name], "the evaluation", names)
-        return examples, {name: check_number(name, value, torch.float64) for name, value in found.items()}
+        expect(metrics, [LOSS.name], "the evaluation", names)
+        return examples, {name: check_number(name, value, torch.float64) for name, value in metrics.items()}
 
     def _read_upload(self, content: RecordDict) -> State:
         return read_arrays(content, "up", self._templates)

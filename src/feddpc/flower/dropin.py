@@ -418,8 +418,8 @@ def dropins() -> dict[str, type[DropInStrategy]]:
     >>> sorted(dropins())
     ['ClusterFedVARP', 'FedAdagrad', 'FedAdam', 'FedAvg', 'FedAvgM', 'FedDPC', 'FedExP', 'FedVARP', 'FedYogi', 'MIFA']
     """
-    made = [methods.create(name) for name in methods.names()]
-    plain = [method for method in made if sends_plain_updates(method)]
+    instances = [methods.create(name) for name in methods.names()]
+    plain = [method for method in instances if sends_plain_updates(method)]
     served = [type(method) for method in plain if knows_clients(method) or not counts_steps(method, 2)]
     return {cls.__name__: _make_strategy(cls) for cls in served}
 

@@ -183,10 +183,10 @@ def server_app(
         if not isinstance(values["method"], str) and values.get("hyper"):
             raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
         timeout = values.pop("deadline")
-        made = make(**values)
-        result = made.start(grid, made.initial_arrays(), num_rounds=values["rounds"], timeout=timeout)
+        new_strategy = make(**values)
+        result = new_strategy.start(grid, new_strategy.initial_arrays(), num_rounds=values["rounds"], timeout=timeout)
         if on_result is not None:
-            on_result(made, result)
+            on_result(new_strategy, result)
 
     return app
 

@@ -112,10 +112,10 @@ def client_sums(mixture: Mixture, x: Samples, box: Box) -> Sums:
 
 def maximise(total: Sums, old: Mixture, floor: float) -> Mixture:
     """The server's M-step, from the sums over all clients. An empty component stays where it is."""
-    some = (total.n > NOBODY)[:, None]
-    n = np.where(some, total.n[:, None], 1.0)
-    means = np.where(some, total.s / n, old.means)
-    variances = np.where(some, np.maximum(total.q / n - means**2, floor), old.variances)
+    populated = (total.n > NOBODY)[:, None]
+    n = np.where(populated, total.n[:, None], 1.0)
+    means = np.where(populated, total.s / n, old.means)
+    variances = np.where(populated, np.maximum(total.q / n - means**2, floor), old.variances)
     return Mixture(total.n, means, variances)
 
 

@@ -182,9 +182,9 @@ def draw(data: Dataset, parameters: Tensor, z: Array, y: Ids) -> Array:
     generator.double()
     x = np.empty((len(y), *_shape(data)), data.x_train.dtype)
     for a in range(0, len(y), CHUNK):
-        made = generator(torch.from_numpy(z[a : a + CHUNK]), torch.from_numpy(y[a : a + CHUNK]))
-        made = generator.centre + generator.spread * made
-        x[a : a + CHUNK] = made.round() if data.is_image else made
+        samples = generator(torch.from_numpy(z[a : a + CHUNK]), torch.from_numpy(y[a : a + CHUNK]))
+        samples = generator.centre + generator.spread * samples
+        x[a : a + CHUNK] = samples.round() if data.is_image else samples
     return x.transpose(0, 2, 3, 1) if data.is_image else x
 
 

@@ -149,10 +149,10 @@ class FAug(Method):
         lacks = self.missing(world.counts()) * (sent > 0)
         noise = [world.rng("faug", j).standard_normal((n, _gan.LATENT)) for j, n in enumerate(lacks.sum(1))]
         owner, y = (np.repeat(ids.ravel(), lacks.ravel()) for ids in np.indices(lacks.shape))
-        made = _gan.draw(world.data, learned["generator"], np.concatenate(noise), y)
+        generated = _gan.draw(world.data, learned["generator"], np.concatenate(noise), y)
         diversity = {f"diversity_class_{r}": float(learned["diversity"][r]) for r in np.flatnonzero(sent)}
         return replace(
-            world.with_samples(made, y, owner),
+            world.with_samples(generated, y, owner),
             one_time_payload={**world.one_time_payload, "generator": learned["generator"]},
             up_once=world.up_once + int(sent.sum()) * (math.prod(world.data.sample_shape) + 1) / clients,
             disclosed={

@@ -112,9 +112,9 @@ class FedBR(Method):
             owners[i] = holders[rng.integers(len(holders))]
             places[i] = rng.choice(sizes[owners[i]], self.averaged)
         answers = ask("averages", lambda client: {"places": torch.from_numpy(places[owners == client])})
-        made = torch.cat([answer["x_p"] for answer in answers.values()])
+        pseudo = torch.cat([answer["x_p"] for answer in answers.values()])
         back = np.argsort(np.argsort(owners, kind="stable"))  # from the order of clients to the order of drawing
-        return {"x_p": made[torch.from_numpy(back)]}
+        return {"x_p": pseudo[torch.from_numpy(back)]}
 
     def answer(self, question: str, client: int, world: FederatedData, asked: State) -> State:
         """Return averages of one client's samples at the places that the server drew."""

@@ -204,9 +204,9 @@ def write_results(
 def write_table1(spec: PaperSpec, folders: Folders) -> list[Table]:
     """Write and return Table 1 of a data set, which needs neither runs nor data."""
     make_folder(folders.results)
-    made = table1.tables(spec.data, spec.scale)
-    _write_csv(made, folders.results)
-    return made
+    cost_tables = table1.tables(spec.data, spec.scale)
+    _write_csv(cost_tables, folders.results)
+    return cost_tables
 
 
 def _write_csv(some: Sequence[Table], folder: Path) -> None:

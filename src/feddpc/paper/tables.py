@@ -136,9 +136,9 @@ def _best(rows: Sequence[PaperRow]) -> frozenset[int]:
 
 def _explanations(study: PaperStudy, alpha: float) -> list[str]:
     """Return the notes that explain the columns, and where the paper's cannot be compared with ours."""
-    here = [f"'{label(name)}'" for name in CONTROLS if any(row.name == name for row in study.part("table2", alpha))]
-    kind = "a control" if len(here) == 1 else "controls"
-    lacks = f" {' and '.join(here)}: {kind}, which the paper lacks." if here else ""
+    controls = [f"'{label(name)}'" for name in CONTROLS if any(row.name == name for row in study.part("table2", alpha))]
+    kind = "a control" if len(controls) == 1 else "controls"
+    lacks = f" {' and '.join(controls)}: {kind}, which the paper lacks." if controls else ""
     notes = [
         "Best: highest test accuracy of any round, mean ± standard deviation over seeds, t interval of the mean. "
         f"Settings: {study.origin.get('settings', 'unknown')}.{lacks}"

@@ -93,11 +93,11 @@ def styles(every: Sequence[SeedGroup]) -> list[tuple[str, Any]]:
     """Return colour and dashes of each group: the first FedDPC is red, the others go through the palette."""
     red = next((i for i, group in enumerate(every) if group.method == "feddpc"), None)
     palette, dashes = list(_PALETTE), list(DASHES)
-    found: list[tuple[str, Any]] = []
+    looks: list[tuple[str, Any]] = []
     for i in range(len(every)):
         turn, place = divmod(i - (red is not None and i > red), len(palette))
-        found.append((_RED, "solid") if i == red else (palette[place], dashes[turn % len(dashes)]))
-    return found
+        looks.append((_RED, "solid") if i == red else (palette[place], dashes[turn % len(dashes)]))
+    return looks
 
 
 def _draw(every: Sequence[SeedGroup]) -> Figure:
@@ -193,8 +193,8 @@ def _dots(values: Floats, sparse: bool) -> dict[str, Any]:
     """Mark points without neighbours: no line goes through them; and all points where rounds between are left out."""
     if sparse:
         return {"marker": "o", "markersize": 3}
-    there = np.pad(np.isfinite(values), 1)
-    alone = there[1:-1] & ~there[:-2] & ~there[2:]
+    finite = np.pad(np.isfinite(values), 1)
+    alone = finite[1:-1] & ~finite[:-2] & ~finite[2:]
     return {"marker": "o", "markersize": 4, "markevery": np.flatnonzero(alone).tolist()} if alone.any() else {}
 
 

@@ -77,23 +77,23 @@ def collect(folder: Path, damage: list[str] | None = None) -> list[StoredRun]:
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}: give one that `feddpc run` or `feddpc compare` wrote")
-    found = []
+    runs = []
     for path in (p for p in _below(folder, damage) if p == folder or _ours(p)):
         try:
             run = load(path, damage)
-            found.append(run if damage is None else _sound(run, damage))
+            runs.append(run if damage is None else _sound(run, damage))
         except RunFolderError as error:
             if damage is None or path == folder:
                 raise
             damage.append(f"{error}; this run is left out")
     if damage is not None:  # a page may be sent to others, who have no use for where it lay
         damage[:] = [said.replace(f"{folder}{os.sep}", "") for said in damage]
-    if not found:
+    if not runs:
         raise RunFolderError(
             f"{folder} holds no run that can be read: give a folder that `feddpc run` or `feddpc compare` wrote"
             + (f" ({damage[0]})" if damage else "")
         )
-    return found
+    return runs
 
 
 def _sound(run: StoredRun, damage: list[str]) -> StoredRun:

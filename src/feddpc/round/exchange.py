@@ -78,8 +78,8 @@ def train_and_step(
         return Exchange(kept, notes=notes, faults=faults)
     state.clients.write(kept, select_rows(outcome.kept, rows["memory"]))
     if measured:
-        found = rows["measured"][STATISTICS][outcome.kept]
-        state.statistics = mean_statistics(experiment.task.flat, found, outcome.cohort.weights)
+        statistics = rows["measured"][STATISTICS][outcome.kept]
+        state.statistics = mean_statistics(experiment.task.flat, statistics, outcome.cohort.weights)
     received = [*uploads.values(), *(probes.values() if method.reports else ())]
     received += [] if STATISTICS in memory else list(measured.values())
     count(experiment, state, plan, numbers(sent.values()), numbers(received))
@@ -120,8 +120,8 @@ def train_in_chunks(
             for first in range(0, m, chunk):
                 rows = np.arange(first, min(first + chunk, m))
                 mine = {k: v[first : first + chunk] for k, v in own.items()}
-                some = plan if chunk == m else plan.take(rows)
-                parts.append(engine.train(method, task, w, down, mine, some, lr))
+                chunk_plan = plan if chunk == m else plan.take(rows)
+                parts.append(engine.train(method, task, w, down, mine, chunk_plan, lr))
             return _joined(parts)
         except torch.OutOfMemoryError as error:
             if chunk == 1:

@@ -64,11 +64,11 @@ def decide(needed: int, *, device_free: int, host_free: int) -> Kind:
 
 def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes of host memory that can be had without swapping, as well as the system tells."""
-    found = _kilobytes(root / "proc/meminfo", "MemAvailable:") or _pages()
+    available = _kilobytes(root / "proc/meminfo", "MemAvailable:") or _pages()
     try:  # the limit of a container
-        return min(found, int((root / "sys/fs/cgroup/memory.max").read_text()))
+        return min(available, int((root / "sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):
-        return found
+        return available
 
 
 def _kilobytes(path: Path, field: str) -> int | None:

@@ -63,8 +63,9 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
     metrics = _evaluate(experiment, method, state, exchange)
     clients: dict[str, list[float]] = {}
     if experiment.client_tests is not None and experiment.evaluates_in(t):
-        found = evaluate_clients(experiment, method, engine, state)
-        clients, spread = found.values, {f"clients_{name}": value for name, value in found.summary.items()}
+        client_metrics = evaluate_clients(experiment, method, engine, state)
+        clients = client_metrics.values
+        spread = {f"clients_{name}": value for name, value in client_metrics.summary.items()}
         metrics = {**metrics, **spread}
     rejected = np.setdiff1d(draw.answered, exchange.kept)
     replayed = exchange.score is not None  # then the engine has found the model to be finite

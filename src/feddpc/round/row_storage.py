@@ -164,10 +164,10 @@ class OnDisk:
         slots = [self._slot[row] for row in range(count)]
         self._offered = frozenset(slots)
         self._recount()
-        found = {SLOTS: torch.tensor(slots, dtype=torch.int64)}
+        exported = {SLOTS: torch.tensor(slots, dtype=torch.int64)}
         if len(self._sum) == count:
-            found[SUMS] = torch.tensor([self._sum[row] for row in range(count)], dtype=torch.int64)
-        return found
+            exported[SUMS] = torch.tensor([self._sum[row] for row in range(count)], dtype=torch.int64)
+        return exported
 
     def committed(self) -> None:
         """Free the slots that only checkpoints before the last two needed."""

@@ -140,12 +140,12 @@ def _environment(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RunFolderError(f"{path} is missing, and with it what the run was made with: {remedy}")
     try:
-        found = read_json(path)
+        value = read_json(path)
     except RunFolderError as error:
         raise RunFolderError(f"{error}; {remedy}") from None
-    if not isinstance(found.get("fingerprint"), dict) or not isinstance(found.get("threads"), int):
+    if not isinstance(value.get("fingerprint"), dict) or not isinstance(value.get("threads"), int):
         raise RunFolderError(f"{path} does not say what the run was made with: {remedy}")
-    return found
+    return value
 
 
 def _text(record: dict[str, Any]) -> str:
@@ -159,11 +159,11 @@ def _largest(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[fl
         for key in sorted({*one, *other} - {"seconds"}):
             if key not in one or key not in other:
                 continue  # one version notes more than the other
-            a, b, here = one[key], other[key], f"{key} of round {one['round']}"
+            a, b, place = one[key], other[key], f"{key} of round {one['round']}"
             if a == b:
                 continue
             if not isinstance(a, int | float) or not isinstance(b, int | float):
-                return None, here
+                return None, place
             if (gap := abs(a - b) / max(1.0, abs(a), abs(b))) >= largest:
-                largest, where = gap, here
+                largest, where = gap, place
     return largest, where

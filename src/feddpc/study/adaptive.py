@@ -47,8 +47,8 @@ class OptunaSearch:
         self.left, self.batch = trials, batch
         self.choices = {key: axis.values for key, axis in axes.items() if isinstance(axis, Categorical)}
         with _quiet():
-            made = getattr(optuna.samplers, SAMPLERS[sampler])(seed=seed)
-            self.study = optuna.create_study(direction="maximize", sampler=made)
+            chosen_sampler = getattr(optuna.samplers, SAMPLERS[sampler])(seed=seed)
+            self.study = optuna.create_study(direction="maximize", sampler=chosen_sampler)
             self.space = {key: _distribution(axis) for key, axis in axes.items()}
         self.open: list[Trial] = []
 

@@ -169,12 +169,12 @@ def _plan_runs(plan: StudyPlan, own: ComparisonParts, out: Path | None) -> dict[
     The server keeps the same share of the data for all methods: what the most demanding one needs.
     """
     values, hyper = plan.overrides.values, plan.overrides.hyper
-    made = {name: own.method(name, hyper.get(name, {})) for name in plan.methods}
-    reserve = values.get("reserve", max(method.reserve for method in made.values()))
+    methods_by_name = {name: own.method(name, hyper.get(name, {})) for name in plan.methods}
+    reserve = values.get("reserve", max(method.reserve for method in methods_by_name.values()))
     runs = {}
     fresh: list[tuple[dict[str, Any], Config]] = []
     for seed in plan.seeds:
-        for name, method in made.items():
+        for name, method in methods_by_name.items():
             label = name if name in own.methods else method.name
             folder = run_name(label, seed)
             config = plan.overrides.config(name, seed=seed, reserve=reserve)

@@ -104,12 +104,12 @@ def values(text: str) -> list[Any]:
     ([0.3, 1], [[8], [16, 8]], ['zero', 'soft'])
     """
     try:
-        found: list[Any] = tomllib.loads(f"v = [{text}]")["v"]
+        parsed: list[Any] = tomllib.loads(f"v = [{text}]")["v"]
     except (ValueError, RecursionError):
-        found = [parse_set(f"v={word}")[1] for word in text.split(",")]
-    if not found or "" in found:
+        parsed = [parse_set(f"v={word}")[1] for word in text.split(",")]
+    if not parsed or "" in parsed:
         raise BadInputError(f"{text!r}: write values with commas between them")
-    return found
+    return parsed
 
 
 def spelled(listed: Sequence[Any]) -> str:

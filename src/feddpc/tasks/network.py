@@ -255,8 +255,8 @@ class NetworkTask(Task):
         """Call a method of the network with parameters ``y``."""
         self.work.add(passes=1)
         with self._rounded():
-            made = self.flat.part(y, name, *args)
-        return tree_map(lambda t: t.to(y.dtype), made) if self.half else made
+            output = self.flat.part(y, name, *args)
+        return tree_map(lambda t: t.to(y.dtype), output) if self.half else output
 
     def mask(self, prefix: str) -> Tensor:
         """Return 1 at the parameters of one part of the network."""
@@ -345,13 +345,13 @@ class NetworkTask(Task):
         """Return the metrics that follow from the totals of all ``targets``, by default those of the test set."""
         y = self.y_test if targets is None else targets
         counted = int((y != IGNORED).sum()) if self.target == "tokens" else len(y)
-        loss, rest, found = totals[0] / counted, totals[1:], {}
+        loss, rest, metrics = totals[0] / counted, totals[1:], {}
         for measure in self.measures:
             size = measure.size(self.width)
             sums, rest = rest[:size], rest[size:]
             if measure.whole is None:
-                found[measure.metric.name] = measure.value(Totals(counted, loss, sums))
-        return found | {LOSS.name: loss}
+                metrics[measure.metric.name] = measure.value(Totals(counted, loss, sums))
+        return metrics | {LOSS.name: loss}
 
     def loss_total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the losses of some test samples."""

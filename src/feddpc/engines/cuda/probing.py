@@ -54,8 +54,8 @@ class Probing:
         vars(self).clear()
 
     def _load(self, w: Tensor, plan: BatchPlan) -> None:
-        here = self.mail.open()
-        here["index"][:], here["count"][:] = plan.index, plan.count
+        arrays = self.mail.open()
+        arrays["index"][:], arrays["count"][:] = plan.index, plan.count
         self.mail.send()
         self.w.copy_(w)
 

@@ -103,17 +103,17 @@ class Session:
         shape, kind = (most, m, width, planner.draw_width), torch.float32 if planner.uniforms else torch.int16
         self.draws = HostTransfer({"draws": shape}, kind, self.device) if planner.draw_width else None
         own = {**progress.clients.read(np.zeros(m, np.int64)), **probed}
-        there = self.ints.there | self.floats.there
-        there["weights"].copy_(cohort.weights)
-        there["clients"].copy_(cohort.clients)
-        there["count"].fill_(width)
-        there["rates"].copy_(torch.tensor([cohort.client_lr, cohort.server_lr], dtype=torch.float64))
+        inputs_on_device = self.ints.there | self.floats.there
+        inputs_on_device["weights"].copy_(cohort.weights)
+        inputs_on_device["clients"].copy_(cohort.clients)
+        inputs_on_device["count"].fill_(width)
+        inputs_on_device["rates"].copy_(torch.tensor([cohort.client_lr, cohort.server_lr], dtype=torch.float64))
         return Inputs(
             draws=self.draws.there["draws"] if self.draws else None,
             steps=torch.zeros(m, dtype=self.w.dtype, device=self.device),
             own={k: v.clone() for k, v in own.items()},
             slots={k: v.clone() for k, v in cohort.slots.items()},
-            **there,
+            **inputs_on_device,
         )
 
     def _load(self, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort) -> NDArray[np.int64]:
@@ -135,12 +135,12 @@ class Session:
         i = self.inputs
         if not (i.own or i.slots):
             return order
-        there = placed(order, self.device)
-        state = progress.clients.read(plan.clients[order]) | {k: v[there] for k, v in probed.items()}
+        device_order = placed(order, self.device)
+        state = progress.clients.read(plan.clients[order]) | {k: v[device_order] for k, v in probed.items()}
         for key, value in state.items():
             i.own[key].copy_(value)
         for key, value in cohort.slots.items():
-            i.slots[key].copy_(value[there])
+            i.slots[key].copy_(value[device_order])
         return order
 
     # What the graphs do.
@@ -245,22 +245,22 @@ class Session:
         was = replace(work)
         full = torch.ones_like(i.index[0, 0], dtype=torch.bool)
         rows = [i.index[0, 0], full] if i.draws is None else [i.index[0, 0], full, i.draws[0, 0]]
-        here = ClientContext(
+        ctx = ClientContext(
             self.w, self.down | self.one_time_payload, {k: v[0] for k, v in i.own.items()}, self.rate(0), i.steps[0]
         )
-        self.local.step(self.task, self.y[0], self.task.fetch(BatchIndices(*rows)), here)
+        self.local.step(self.task, self.y[0], self.task.fetch(BatchIndices(*rows)), ctx)
         self.gradients, self.passes = work.gradients - was.gradients, work.passes - was.passes
 
     def _read(self) -> list[float]:
         """Return the report: the one moment in a round at which the host waits."""
         if self.device.type != "cuda":
             return self.report.tolist()
-        here = torch.empty(self.report.shape, dtype=self.report.dtype, pin_memory=True)
-        here.copy_(self.report, non_blocking=True)
+        pinned = torch.empty(self.report.shape, dtype=self.report.dtype, pin_memory=True)
+        pinned.copy_(self.report, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         event.synchronize()
-        return here.tolist()
+        return pinned.tolist()
 
     def release(self) -> None:
         """Let go of all buffers and graphs; what others still hold stays, the model for one."""

@@ -42,13 +42,13 @@ class Training(ABC):
         if (common := step_of(method)) is None:
             return Compiled(partial(step, method))
         kind, numbers = common
-        there = {k: torch.tensor(v, dtype=torch.float64, device=self.session.device) for k, v in numbers.items()}
+        tensors = {k: torch.tensor(v, dtype=torch.float64, device=self.session.device) for k, v in numbers.items()}
         program = Compiled(
             lambda hyper, *args: step(reading(method, hyper), *args),
             lambda _, *args: step(method, *args),
             traces=task.traces_of(type(self), kind),
         )
-        return partial(program, there)
+        return partial(program, tensors)
 
     @abstractmethod
     def restart(self) -> None:
@@ -124,8 +124,8 @@ class Stack(Training):
         own = {k: v[:n] for k, v in i.own.items()}
         rows = [t[:n] for t in self._rows(self.k)]
         live = i.steps[:n] > self.k
-        here = session.w, session.down | session.one_time_payload, own, session.step_rate, i.steps[:n]
-        self._step(session.y[:n], session.total[:n], *here, live, *rows)
+        context = session.w, session.down | session.one_time_payload, own, session.step_rate, i.steps[:n]
+        self._step(session.y[:n], session.total[:n], *context, live, *rows)
         self.k += 1
 
 
@@ -198,8 +198,8 @@ class Lanes(Training):
         session, i, k = self.session, self.session.inputs, self.k[j : j + 1]
         own = {key: v[j] for key, v in i.own.items()}
         rows = [t[j, :width] for t in self._rows(k)]
-        here = session.w, session.down | session.one_time_payload, own, session.step_rate, i.steps[j]
-        self._step(session.y[j], session.total[j], *here, *rows)
+        context = session.w, session.down | session.one_time_payload, own, session.step_rate, i.steps[j]
+        self._step(session.y[j], session.total[j], *context, *rows)
         k += 1
 
 

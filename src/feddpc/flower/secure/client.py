@@ -101,10 +101,10 @@ def _check_stage(asked: ConfigRecord) -> int:
 
 def _value(asked: ConfigRecord, key: str, kind: type[T]) -> T:
     """Return the server's value of ``key``, or refuse one of another type."""
-    found = asked.get(key)
-    if type(found) is not kind:
-        raise RefusedError(f"the server's {key} is {found!r}, not {kind.__name__}")
-    return found
+    value = asked.get(key)
+    if type(value) is not kind:
+        raise RefusedError(f"the server's {key} is {value!r}, not {kind.__name__}")
+    return value
 
 
 def masked_training(plain: ClientAppCallable) -> ClientAppCallable:

@@ -92,9 +92,9 @@ def costs(every: Sequence[SeedGroup]) -> str:
     """Return what each method moved, remembered and gave away; nothing where no run tells."""
     lines, notes = [], dict[str, list[str]]()
     for group in every:
-        found = next(((r.summary or {}).get("costs") for r in group.runs if r.summary), None)
-        if found and isinstance(found, dict):
-            known = (figures.number(found.get(key)) for key in _COSTS)
+        costs = next(((r.summary or {}).get("costs") for r in group.runs if r.summary), None)
+        if costs and isinstance(costs, dict):
+            known = (figures.number(costs.get(key)) for key in _COSTS)
             lines.append(line([group.label, *("" if math.isnan(v) else f"{v:.3g}" for v in known)]))
         if privacy := next((r.privacy for r in group.runs if r.privacy), {}):
             notes.setdefault(_told(privacy), []).append(group.label)

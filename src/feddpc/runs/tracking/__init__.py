@@ -31,11 +31,11 @@ def check(track: Track, resumed: Path | None = None) -> list[Tracker]:
     Those that have tracked what is in the folder ``resumed`` go on.
     """
     asked = [name.strip() for name in track.split(",")] if isinstance(track, str) else list(track)
-    found: dict[str, Tracker] = {}
+    trackers: dict[str, Tracker] = {}
     for one in [*asked, *(tracked(resumed) if resumed else [])]:
-        tracker = one if not isinstance(one, str) else found.get(one) or _made(one)
-        found.setdefault(tracker.name, tracker)
-    return list(found.values())
+        tracker = one if not isinstance(one, str) else trackers.get(one) or _made(one)
+        trackers.setdefault(tracker.name, tracker)
+    return list(trackers.values())
 
 
 def _made(name: str) -> Tracker:
