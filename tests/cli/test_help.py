@@ -19,7 +19,7 @@ CONTEXT = click.Context(TOP)
 def commands(command, path=()):
     """Return the words of every command and group."""
     found = [path]
-    for name in command.list_commands(CONTEXT) if isinstance(command, click.CommandGroup) else ():
+    for name in command.list_commands(CONTEXT) if isinstance(command, click.Group) else ():
         found += commands(command.get_command(CONTEXT, name), (*path, name))
     return found
 
