@@ -55,7 +55,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     print("| clients | way | ms a round, median (spread) | kB down a client | kB up a client |\n|---|---|---|---|---|")
     for clients in map(int, args.clients.split(",")):
-        halves = flower.dealt(setting_of(clients, args.samples))
+        halves = flower.app_arguments(setting_of(clients, args.samples))
         for way, app, make in (
             ("plain", flower.client_app, flower.strategy),
             ("secure", flower.secure_client_app, flower.secure_strategy),

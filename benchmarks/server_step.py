@@ -10,7 +10,7 @@ import argparse
 
 import torch
 
-from feddpc.bench.server import RESNET18, ServerStep
+from feddpc.bench.server_times import RESNET18, ServerWorkload
 from feddpc.methods import create
 from feddpc.methods._feddpc_forms import Stream
 from scale_laws import peak_memory
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     d, m = args.parameters, args.clients
-    step = ServerStep(d, m)
+    step = ServerWorkload(d, m)
     ways = {
         "FedAvg": step.of("fedavg"),
         "FedDPC, matrix": step.of("feddpc"),

@@ -58,8 +58,8 @@ class Unreliable(flower.InProcessGrid):
 
 def halves(**values):
     """The small federation of the simulator as arguments of strategy and client_app."""
-    dealt = flower.dealt(small_setting(**values))
-    return dealt.server(), dealt.client()
+    arguments = flower.app_arguments(small_setting(**values))
+    return arguments.server(), arguments.client()
 
 
 def forged(spec, **changes):

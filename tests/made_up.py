@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from feddpc.paper import presets, published
-from feddpc.paper.study import Row
+from feddpc.paper.study import PaperRow
 from feddpc.paper.study_spec import DOUBLED, label
 from feddpc.runs.record import StoredRun
 
@@ -25,7 +25,7 @@ def planned(part, name, *, text=None, alpha=0.2, seeds=(0, 1, 2), **config):
     method = "fedavg" if name == DOUBLED or name.startswith("step") else "feddpc"
     method = name if name in (*published.METHODS, "fedavg") else method
     made = presets.preset("digits", method, scale="tiny", alpha=alpha, **config)
-    return Row(part, alpha, name, text or name, made, tuple(seeds))
+    return PaperRow(part, alpha, name, text or name, made, tuple(seeds))
 
 
 def row(

@@ -39,7 +39,7 @@ class Watched(flower.InProcessGrid):
 
 
 def federated(setting, method="feddpc", rounds=1, apps=None, tamper=None, snapshots=None, **more):
-    halves = flower.dealt(setting)
+    halves = flower.app_arguments(setting)
     grid = Watched(apps or flower.secure_client_app(**halves.client()), len(setting.population))
     if tamper is not None:
         grid.tamper = tamper

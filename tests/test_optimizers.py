@@ -23,7 +23,7 @@ from feddpc.quadratic import trajectory
 from feddpc.round.exchange import empty_exchange
 from feddpc.round.state import RunState
 from feddpc.schedules import make_schedule, name_of_schedule
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 from support import Q4, run_rounds, same_memories, setting_for, small_setting
 
 #: Settings of the clients' optimizer, and the torch optimizer with the same rule.
@@ -54,7 +54,7 @@ def torch_steps(setting, optimizer, options, clip, ids):
         y = w.clone().requires_grad_()
         rule = optimizer([y], lr=setting.config.lr, **options)
         for k in range(plan.steps[i]):
-            batch = task.fetch(Rows(torch.from_numpy(plan.index[i, k, : plan.count[i, k]])))
+            batch = task.fetch(BatchIndices(torch.from_numpy(plan.index[i, k, : plan.count[i, k]])))
             y.grad = task.value_and_grad(lambda at, batch=batch: task.loss(at, batch), y.detach())[1]
             if clip:
                 y.grad = y.grad * min(1.0, clip / float(y.grad.norm()))

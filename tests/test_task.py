@@ -7,7 +7,7 @@ import torch
 from feddpc.data import Dataset
 from feddpc.data.scaling import channel_statistics, make_scaler
 from feddpc.errors import BadInputError
-from feddpc.tasks.base import Batch, Rows, by_autograd, by_transform
+from feddpc.tasks.base import Batch, BatchIndices, by_autograd, by_transform
 from feddpc.tasks.network import crop_and_flip
 from support import blobs, small_setting
 
@@ -15,8 +15,8 @@ from support import blobs, small_setting
 def test_padding_changes_neither_loss_nor_gradient():
     setting = small_setting()
     task, w = setting.task, setting.w0
-    plain = task.fetch(Rows(torch.tensor([4, 7, 9])))
-    padded = task.fetch(Rows(torch.tensor([4, 7, 9, 0, 0]), torch.tensor([1, 1, 1, 0, 0])))
+    plain = task.fetch(BatchIndices(torch.tensor([4, 7, 9])))
+    padded = task.fetch(BatchIndices(torch.tensor([4, 7, 9, 0, 0]), torch.tensor([1, 1, 1, 0, 0])))
     for differentiate in (by_autograd, by_transform):
         a, b = (differentiate(lambda y, batch=batch: task.loss(y, batch), w) for batch in (plain, padded))
         torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
@@ -24,7 +24,7 @@ def test_padding_changes_neither_loss_nor_gradient():
 
 def test_an_empty_batch_has_zero_loss_and_gradient():
     setting = small_setting()
-    batch = setting.task.fetch(Rows(torch.tensor([0, 0]), torch.tensor([0, 0])))
+    batch = setting.task.fetch(BatchIndices(torch.tensor([0, 0]), torch.tensor([0, 0])))
     value, gradient = by_autograd(lambda y: setting.task.loss(y, batch), setting.w0)
     assert float(value) == 0
     assert float(gradient.norm()) == 0
@@ -34,9 +34,12 @@ def test_full_gradient_is_the_gradient_of_all_samples():
     setting = small_setting()
     task, w = setting.task, setting.w0
     index = torch.arange(23)
-    _, whole = by_autograd(lambda y: task.loss(y, task.fetch(Rows(index))), w)
-    parts = task.full_gradient(w, [Rows(part) for part in torch.split(index, 5)])
-    masked = [Rows(torch.tensor([*range(20)])), Rows(torch.tensor([20, 21, 22, 0]), torch.tensor([1, 1, 1, 0]))]
+    _, whole = by_autograd(lambda y: task.loss(y, task.fetch(BatchIndices(index))), w)
+    parts = task.full_gradient(w, [BatchIndices(part) for part in torch.split(index, 5)])
+    masked = [
+        BatchIndices(torch.tensor([*range(20)])),
+        BatchIndices(torch.tensor([20, 21, 22, 0]), torch.tensor([1, 1, 1, 0])),
+    ]
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-13)
     torch.testing.assert_close(task.full_gradient(w, masked), whole, rtol=0, atol=1e-13)
 

@@ -79,9 +79,9 @@ def _make(path: Path) -> None:
     """Write images, labels and the partition."""
     workload = WORKLOADS["cifar10"]
     data = workload.data()
-    dealt = build(workload.config(device="cpu"), data=data).partition
+    partition = build(workload.config(device="cpu"), data=data).partition
     arrays = {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")}
-    np.savez(path, **arrays, order=dealt.order, starts=dealt.starts)
+    np.savez(path, **arrays, order=partition.order, starts=partition.starts)
 
 
 def _run(command: list, work: Path, out: Path, rounds: int) -> dict:

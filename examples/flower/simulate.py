@@ -33,8 +33,8 @@ def simulate(**changes) -> feddpc.Result:
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     ends = np.cumsum([len(labels) for _, labels in parts])
     whole = feddpc.Dataset.from_arrays(x, y, *task.test(), classes=task.CLASSES)
-    dealt = np.split(np.arange(len(y)), ends[:-1])
-    fixed = {"data": whole, "model": task.model(), "partition": dealt, "engine": "loop", "device": "cpu"}
+    partition = np.split(np.arange(len(y)), ends[:-1])
+    fixed = {"data": whole, "model": task.model(), "partition": partition, "engine": "loop", "device": "cpu"}
     return feddpc.simulate(**fixed, **{"hyper": hyper} | values)
 
 

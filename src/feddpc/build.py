@@ -36,7 +36,7 @@ from feddpc.tasks.losses import LOSSES, TARGETS
 from feddpc.tasks.measures import FUNCTIONS, Measure, measure_of
 from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
 from feddpc.torch_globals import choose_threads, set_precision
-from feddpc.validation import held_counts, held_out, judge
+from feddpc.validation import held_counts, held_out, held_out_evaluator
 
 
 def build(
@@ -73,10 +73,10 @@ def construct(
     kept = np.concatenate([reserve, held])
     if partition is None:
         rest = np.setdiff1d(np.arange(len(data.y_train)), kept)
-        dealt = schemes.make(
+        drawn = schemes.make(
             config.partition, data.y_train[rest], config.clients, seed=config.seed, **config.partition_options
         )
-        partition = Partition(rest[dealt.order], dealt.starts)
+        partition = Partition(rest[drawn.order], drawn.starts)
     elif len(kept):
         partition = Partition.from_lists([mine[~np.isin(mine, kept)] for mine in partition])
         if not partition.sizes.all():
@@ -107,7 +107,7 @@ def construct(
         reserve=reserve,
         held_out=held,
         client_tests=client_tests,
-        validate=judge(task, data, held),
+        validate=held_out_evaluator(task, data, held),
     )
     return dataclasses.replace(experiment, threads=choose_threads(config.threads, experiment.step_work))
 
@@ -425,8 +425,8 @@ def for_method(experiment: Experiment, method: Method, learned: State | None = N
         learned=learned,
         world=world,
         planner=dataclasses.replace(experiment.planner, partition=world.partition),
-        kit={k: cast_like(v, w0) for k, v in world.kit.items()},
-        once=(world.down_once + sum(v.numel() for v in world.kit.values()), world.up_once),
+        one_time_payload={k: cast_like(v, w0) for k, v in world.one_time_payload.items()},
+        once=(world.down_once + sum(v.numel() for v in world.one_time_payload.values()), world.up_once),
     )
 
 

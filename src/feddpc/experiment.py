@@ -25,7 +25,7 @@ from feddpc.policies import Policies, server_optimizer
 from feddpc.population import Population
 from feddpc.registry import short_name
 from feddpc.tasks.network import NetworkTask
-from feddpc.validation import Judge, judge
+from feddpc.validation import HeldOutEvaluator, held_out_evaluator
 
 #: Clients times classes up to which a run folder says who holds what.
 MOST_HOLDINGS = 250_000
@@ -41,7 +41,7 @@ class Experiment:
 
     config: Config
     data: Dataset
-    partition: Partition  #: as it was dealt, before the method changed it
+    partition: Partition  #: as it was drawn, before the method changed it
     task: NetworkTask  #: what is learned, with the data on the device
     planner: Planner  #: who holds which samples, and their batches
     sampler: Sampler  #: who takes part when
@@ -53,9 +53,9 @@ class Experiment:
     evaluates: bool = True  #: False: rounds are timed or compared without evaluation
     learned: State = field(default_factory=dict)  #: what the method found out before round 1
     world: FederatedData | None = None  #: what the method made of data and partition, if it changed any
-    kit: State = field(default_factory=dict)  #: what every client was given once, before its first round
+    one_time_payload: State = field(default_factory=dict)  #: what every client was given once, before its first round
     once: tuple[float, float] = (0, 0)  #: how many numbers each client received and sent then
-    validate: Judge | None = None  #: judges models on the held-out samples
+    validate: HeldOutEvaluator | None = None  #: evaluates models on the held-out samples
     threads: int | None = None  #: CPU threads of its runs; None leaves them as they are
     population: Population = field(init=False, repr=False, compare=False)
     _ahead: dict[int, tuple[Draw, BatchPlan]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -77,12 +77,14 @@ class Experiment:
 
     def buffers(self, method: Method) -> Literal["average", "local"]:
         """Return what happens to statistics of the network with ``method``, or refuse what does not fit it."""
-        wanted, found = self.config.buffers, self.task.traits.statistics
-        if not found:
+        wanted, statistics = self.config.buffers, self.task.traits.statistics
+        if not statistics:
             return "average"  # of nothing
         remedy = "convert the model with feddpc.models.to_groupnorm"
         if wanted == "refuse":
-            raise BadInputError(f"buffers = 'refuse', and training changes buffer {found[0]!r} of the model: {remedy}")
+            raise BadInputError(
+                f"buffers = 'refuse', and training changes buffer {statistics[0]!r} of the model: {remedy}"
+            )
         if wanted == "local" or (wanted == "auto" and method.keeps_statistics):
             return "local"
         if method.keeps_statistics:
@@ -90,7 +92,7 @@ class Experiment:
         guards = {"privacy": self.policies.privacy, "rule or screen": self.policies.defense}
         for name in (name for name, guard in guards.items() if guard is not None):
             raise BadInputError(
-                f"buffers = 'average' with {name}: it does not see buffers such as {found[0]!r}, so that one "
+                f"buffers = 'average' with {name}: it does not see buffers such as {statistics[0]!r}, so that one "
                 f"client could set them, or be known by them: use buffers = 'local', or {remedy}"
             )
         return "average"
@@ -101,8 +103,8 @@ class Experiment:
         return f"<Experiment: {parts}, {config.cohort} per round, seed {config.seed}>"
 
     def with_task(self, task: NetworkTask, **changes: Any) -> Experiment:
-        """Return this experiment with another task, on which models are judged too."""
-        validate = None if self.validate is None else judge(task, self.data, self.held_out)
+        """Return this experiment with another task, on which models are evaluated too."""
+        validate = None if self.validate is None else held_out_evaluator(task, self.data, self.held_out)
         return dataclasses.replace(self, task=task, validate=validate, **changes)
 
     @property
@@ -178,13 +180,13 @@ class Experiment:
 
         ``data`` is what runs before 0.2 noted, of a sample; ``all data`` of everything.
         """
-        flat, dealt = self.task.flat, self.planner.partition
+        flat, partition = self.task.flat, self.planner.partition
         layout = [f"{n} {tuple(s)}" for n, s in zip(flat.names, flat.shapes, strict=True)]
         frozen = [p.detach().cpu().numpy() for p in flat.frozen().values()]
         return {
             "data": data_hash(self.data),
             "all data": self.data.digest,
-            "partition": _hash(dealt.order, dealt.starts),
+            "partition": _hash(partition.order, partition.starts),
             "initial model": _hash(layout, self.w0.cpu().numpy(), *frozen),
         }
 
@@ -196,8 +198,8 @@ def evaluated_in(config: Config, t: int) -> bool:
 
 def data_hash(data: Dataset) -> str:
     """Return a hash of all labels and a few samples."""
-    some = np.linspace(0, len(data.x_train) - 1, 64).astype(np.int64)
-    return _hash(data.x_train[some], data.y_train, data.x_test.shape, data.y_test)
+    sample = np.linspace(0, len(data.x_train) - 1, 64).astype(np.int64)
+    return _hash(data.x_train[sample], data.y_train, data.x_test.shape, data.y_test)
 
 
 def _hash(*things: object) -> str:

@@ -39,8 +39,8 @@ class ClientOptimizer(ABC):
     @property
     def features(self) -> dict[str, object]:
         """What makes a step more than a plain one, by the names of the settings, with their values."""
-        found = {"clip_norm": self.clip_norm, "weight_decay": self.weight_decay}
-        return {name: value for name, value in found.items() if value}
+        options = {"clip_norm": self.clip_norm, "weight_decay": self.weight_decay}
+        return {name: value for name, value in options.items() if value}
 
     @property
     def momentum_of_clients(self) -> float:
@@ -90,8 +90,8 @@ class SGD(ClientOptimizer):
     @property
     def features(self) -> dict[str, object]:
         """Decay and clipping, momentum, and Nesterov's look ahead."""
-        found = {"momentum": self.momentum, "nesterov": self.nesterov}
-        return super().features | {name: value for name, value in found.items() if value}
+        options = {"momentum": self.momentum, "nesterov": self.nesterov}
+        return super().features | {name: value for name, value in options.items() if value}
 
     @property
     def momentum_of_clients(self) -> float:

@@ -33,7 +33,7 @@ class Draw:
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class ClientPool:
     """What every scheme knows: how many clients exist, how many are wanted, the seed, and the clients' data sizes."""
 
     population: int
@@ -50,7 +50,7 @@ class Pool:
 class Sampler:
     """Draws the participants of any round; made by `make`."""
 
-    pool: Pool
+    pool: ClientPool
     dropout: float
     invite: Invite
 
@@ -63,7 +63,7 @@ class Sampler:
         return Draw(invited, invited[uniforms >= self.dropout])
 
 
-def uniform(pool: Pool) -> Invite:
+def uniform(pool: ClientPool) -> Invite:
     """Invite exactly m clients, all subsets equally likely."""
     return lambda round: subset(pool.rng(round), pool.population, pool.cohort)
 

@@ -23,7 +23,7 @@ from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.participants import Sampler
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
-from feddpc.tasks.base import Batch, Rows, Task
+from feddpc.tasks.base import Batch, BatchIndices, Task
 
 
 class Quadratic(Task):
@@ -34,7 +34,7 @@ class Quadratic(Task):
         self.curvature, self.centre = curvature, centre
         self.d = curvature.shape[1]
 
-    def fetch(self, rows: Rows) -> Batch:
+    def fetch(self, rows: BatchIndices) -> Batch:
         """Return curvature and centre of the client."""
         return Batch(self.curvature[rows.samples], self.centre[rows.samples], rows.mask)
 

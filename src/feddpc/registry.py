@@ -127,18 +127,18 @@ class Registry(Generic[T]):
             raise BadInputError(f"{self.kind} {name!r}: there is no file {file}")
         module = _load(path.resolve(), code_digest(name))
         assert self.accepts is not None
-        found: dict[str, Callable[..., T]] = {
+        builders: dict[str, Callable[..., T]] = {
             n: thing
             for n, thing in vars(module).items()
             if getattr(thing, "__module__", None) == module.__name__ and self.accepts(thing)
         }
-        if wanted and wanted not in found:
-            raise unknown(f"{self.kind} in {file}", wanted, found)
-        if not wanted and len(found) != 1:
+        if wanted and wanted not in builders:
+            raise unknown(f"{self.kind} in {file}", wanted, builders)
+        if not wanted and len(builders) != 1:
             raise BadInputError(
-                f"{self.kind} {name!r}: {file} defines {len(found)} ({', '.join(found)}): name one, FILE.py:NAME"
+                f"{self.kind} {name!r}: {file} defines {len(builders)} ({', '.join(builders)}): name one, FILE.py:NAME"
             )
-        return found[wanted] if wanted else next(iter(found.values()))
+        return builders[wanted] if wanted else next(iter(builders.values()))
 
 
 def is_code(name: str) -> bool:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from feddpc.checks import check_int, check_probability
 from feddpc.errors import BadInputError
-from feddpc.participants import Ids, Invite, Pool, Sampler, subset, uniform
+from feddpc.participants import ClientPool, Ids, Invite, Sampler, subset, uniform
 from feddpc.registry import Registry
 from feddpc.rng import generator
 
@@ -67,11 +67,11 @@ def make(
     check_int("population", population, 1)
     if check_int("cohort", cohort, 1) > population:
         raise BadInputError(f"cohort = {cohort} of population = {population}: take a cohort of at most {population}")
-    pool = Pool(int(population), int(cohort), seed, sizes)
+    pool = ClientPool(int(population), int(cohort), seed, sizes)
     return Sampler(pool, check_probability("dropout", dropout, one=False), scheme(pool, **options))
 
 
-def _bernoulli(pool: Pool) -> Invite:
+def _bernoulli(pool: ClientPool) -> Invite:
     """An independent coin per client, thrown again while no client would come: probability below 1/e, since m >= 1."""
 
     def invite(round: int) -> Ids:
@@ -84,8 +84,8 @@ def _bernoulli(pool: Pool) -> Invite:
     return invite
 
 
-def _poisson(pool: Pool) -> Invite:
-    """Coins for everybody, thrown once: independent for each client, as they are not when somebody has to come."""
+def _poisson(pool: ClientPool) -> Invite:
+    """One coin per client, independent of the others, so that possibly no client is invited."""
 
     def invite(round: int) -> Ids:
         rng = pool.rng(round)
@@ -94,12 +94,12 @@ def _poisson(pool: Pool) -> Invite:
     return invite
 
 
-def _heads(pool: Pool, rng: np.random.Generator) -> int:
+def _heads(pool: ClientPool, rng: np.random.Generator) -> int:
     """Draw how many coins show heads; who they are is drawn after it, at no cost for those left out."""
     return int(rng.binomial(pool.population, pool.cohort / pool.population))
 
 
-def _cyclic(pool: Pool, *, groups: int = 4) -> Invite:
+def _cyclic(pool: ClientPool, *, groups: int = 4) -> Invite:
     """Time zones: in round t the clients with ``id % groups == (t - 1) % groups`` are available, m of them invited."""
     smallest = pool.population // check_int("groups", groups, 1)
     if pool.cohort > smallest:
@@ -117,7 +117,7 @@ def _cyclic(pool: Pool, *, groups: int = 4) -> Invite:
     return invite
 
 
-def _markov(pool: Pool, *, leave: float = 0.1, back: float = 0.1) -> Invite:
+def _markov(pool: ClientPool, *, leave: float = 0.1, back: float = 0.1) -> Invite:
     """Clients come and go: one that is present leaves with probability ``leave``, one that is away comes ``back``.
 
     Presence starts from the chain's stationary law, back / (leave + back). All present are invited if they are m or
@@ -125,7 +125,7 @@ def _markov(pool: Pool, *, leave: float = 0.1, back: float = 0.1) -> Invite:
     """
     check_probability("leave", leave)
     check_probability("back", back, zero=False)
-    here = back / (leave + back)
+    available = back / (leave + back)
     seen: tuple[int, npt.NDArray[np.bool_]] = (0, np.zeros(0, np.bool_))
 
     def present(round: int) -> npt.NDArray[np.bool_]:
@@ -133,7 +133,7 @@ def _markov(pool: Pool, *, leave: float = 0.1, back: float = 0.1) -> Invite:
         at, state = seen if seen[0] <= round else (0, seen[1])  # an earlier round: replay from the start
         for t in range(at + 1, round + 1):
             rng = generator(pool.seed, "presence", t)
-            state = rng.random(pool.population) < (np.where(state, 1 - leave, back) if t > 1 else here)
+            state = rng.random(pool.population) < (np.where(state, 1 - leave, back) if t > 1 else available)
             if not state.any():
                 state[rng.integers(pool.population)] = True
         seen = (round, state)
@@ -146,7 +146,7 @@ def _markov(pool: Pool, *, leave: float = 0.1, back: float = 0.1) -> Invite:
     return invite
 
 
-def _weighted(pool: Pool, *, weights: npt.ArrayLike | None = None) -> Invite:
+def _weighted(pool: ClientPool, *, weights: npt.ArrayLike | None = None) -> Invite:
     """One after the other without replacement, each time in proportion to the weights (the clients' sizes if None).
 
     As a race: client j finishes after an exponential time of rate w_j, and the first m are invited.
@@ -176,7 +176,7 @@ def _weighted(pool: Pool, *, weights: npt.ArrayLike | None = None) -> Invite:
     return invite
 
 
-def _fixed(pool: Pool, *, schedule: Sequence[Sequence[int]] = ()) -> Invite:
+def _fixed(pool: ClientPool, *, schedule: Sequence[Sequence[int]] = ()) -> Invite:
     """Round t invites ``schedule[t - 1]``, however many these are."""
     try:
         rounds = [np.asarray(ids, np.int64) for ids in schedule]

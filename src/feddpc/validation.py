@@ -21,9 +21,9 @@ def held_counts(share: float, data: Dataset, reserve: Ids) -> Ids:
     Targets that are not classes form one group.
     """
     groups = data.classes if data.target == "classes" else 1
-    there = np.bincount(data.strata, minlength=groups)
-    free = there - np.bincount(data.strata[reserve], minlength=groups)
-    counts: Ids = np.rint(share * there).astype(np.int64)
+    available = np.bincount(data.strata, minlength=groups)
+    free = available - np.bincount(data.strata[reserve], minlength=groups)
+    counts: Ids = np.rint(share * available).astype(np.int64)
     if share and not counts.any():
         raise BadInputError(f"validation = {share} of {len(data.y_train)} samples is less than one of any class")
     short = np.flatnonzero((counts > 0) & (counts >= free))
@@ -47,7 +47,7 @@ def held_out(share: float, data: Dataset, reserve: Ids, seed: int) -> Ids:
 
 
 @dataclass(frozen=True)
-class Judge:
+class HeldOutEvaluator:
     """Evaluates models on samples held out of training: those are what ``task`` takes for its test set."""
 
     task: NetworkTask
@@ -58,14 +58,14 @@ class Judge:
         return self.task.evaluate(w, self.batch_size)
 
 
-def judge(task: NetworkTask, data: Dataset, held: Ids) -> Judge | None:
+def held_out_evaluator(task: NetworkTask, data: Dataset, held: Ids) -> HeldOutEvaluator | None:
     """Return what evaluates a model of ``task`` on the training samples ``held``; None if there are none."""
     if not len(held):
         return None
     twin = copy.copy(task)
-    twin.traces = task.traces  # it judges other samples, which are given to what is traced
+    twin.traces = task.traces  # it evaluates other samples, which are given to what is traced
     x, twin.y_test = task.tensors(data, data.x_train[held], data.y_train[held], task.device)
     twin.test_scaled = x.numel() * task.scaler.dtype.itemsize <= task.resident_bytes
     twin.x_test = task.inputs(x) if twin.test_scaled else x
     # A GPU wants large batches, a CPU such as fit into its caches.
-    return Judge(twin, 2500 if task.device.type == "cuda" else 500)
+    return HeldOutEvaluator(twin, 2500 if task.device.type == "cuda" else 500)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from feddpc import methods, models, sampling
-from feddpc.bench import machine, server, turns
+from feddpc.bench import machine, server_times, turns
 from feddpc.bench.eager import Eager, plain
 from feddpc.bench.turns import Entrant
 from feddpc.bench.workloads import WORKLOADS, TextWorkload, Workload
@@ -195,7 +195,7 @@ def test_workloads_have_the_papers_shapes(workload):
 
 
 def test_the_server_step_is_measured_against_two_reads():
-    rows = server.measure(5000, 4)
+    rows = server_times.measure(5000, 4)
     assert [r["way"] for r in rows] == ["FedAvg", "FedDPC"]
     assert all(r["over"] > 0 and r["gigabytes_a_second"] > 0 for r in rows)
 
@@ -204,8 +204,8 @@ def test_too_little_memory_for_the_server_step_is_a_line(monkeypatch):
     def full(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(server, "ServerStep", full)
-    assert [r["error"] for r in server.measure()] == ["MemoryError: no room"] * 2
+    monkeypatch.setattr(server_times, "ServerWorkload", full)
+    assert [r["error"] for r in server_times.measure()] == ["MemoryError: no room"] * 2
 
 
 def test_the_commit_is_none_without_git_or_checkout(tmp_path, monkeypatch):

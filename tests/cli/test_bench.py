@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from feddpc.bench import server, workloads
+from feddpc.bench import server_times, workloads
 from feddpc.bench.workloads import Workload
 from feddpc.cli import app
 from feddpc.errors import BadInputError
@@ -15,7 +15,7 @@ from feddpc.errors import BadInputError
 def small(monkeypatch):
     made = {n: Workload(n, f"{n} in small", "cnn", 10, 8, 20_000, test=1000) for n in ("cifar10", "tiny")}
     monkeypatch.setattr(workloads, "WORKLOADS", made)
-    monkeypatch.setattr(server, "RESNET18", 20_000)
+    monkeypatch.setattr(server_times, "RESNET18", 20_000)
 
 
 def bench(*args):

@@ -48,7 +48,7 @@ def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_on
         seen.append(workers.at_once)
         return SimpleNamespace(missing=[], failures=[])
 
-    monkeypatch.setattr("feddpc.paper.results.reproduce", reproduce)
+    monkeypatch.setattr("feddpc.paper.reproduction.reproduce", reproduce)
     feddpc("table2", *wanted, "--report-only", "--quiet")
     assert seen == [at_once]
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import pytest
 
 from feddpc.errors import BadInputError
-from feddpc.federate import keys, network
+from feddpc.federate import connections, keys
 
 
 @contextmanager
 def listening(context=None):
     """A server that greets everybody, with TLS if there is a context, and hangs up; gives its port."""
-    with socket.create_server((network.HOST, 0)) as server:
+    with socket.create_server((connections.HOST, 0)) as server:
 
         def serve():
             while True:
@@ -46,36 +46,36 @@ def showing(made):
 
 def refused(port, ca, host="127.0.0.1"):
     with pytest.raises(BadInputError) as error:
-        network.check_server(f"{host}:{port}", ca)
+        connections.check_server(f"{host}:{port}", ca)
     return str(error.value)
 
 
 def test_free_ports_are_different_and_can_be_listened_on():
-    ports = network.free_ports(5)
+    ports = connections.free_ports(5)
     assert len(set(ports)) == 5
     for port in ports:
-        network.check_free(port)
-        assert not network.is_listening(port)
+        connections.check_free(port)
+        assert not connections.is_listening(port)
 
 
 def test_a_port_in_use_is_named():
     with listening() as port:
-        assert network.is_listening(port)
+        assert connections.is_listening(port)
         with pytest.raises(BadInputError, match=f"port {port} on 127.0.0.1 is in use by another program: choose"):
-            network.check_free(port)
+            connections.check_free(port)
 
 
 @pytest.mark.parametrize("text", ["here", "here:", ":8443", "here:port", "here:0", "here:65536"])
 def test_an_address_is_host_and_port(text):
     with pytest.raises(BadInputError, match="write HOST:PORT"):
-        network.split(text)
+        connections.split(text)
 
 
 @pytest.mark.parametrize("host", keys.LOOPBACK)
 def test_a_server_that_is_who_it_says(tmp_path, host):
     made = keys.make(tmp_path, keys.LOOPBACK, 1)
     with showing(made) as port:
-        assert network.check_server(f"{host}:{port}", made.ca).startswith(f"{host}:{port} is who it says")
+        assert connections.check_server(f"{host}:{port}", made.ca).startswith(f"{host}:{port} is who it says")
 
 
 def test_a_server_with_an_expired_certificate(tmp_path):
@@ -108,10 +108,10 @@ def test_a_server_without_tls(tmp_path):
 
 def test_nobody_there(tmp_path):
     made = keys.make(tmp_path, keys.LOOPBACK, 1)
-    assert "no server listens at" in refused(network.free_ports(1)[0], made.ca)
+    assert "no server listens at" in refused(connections.free_ports(1)[0], made.ca)
 
 
 def test_somebody_who_does_not_answer(tmp_path):
     made = keys.make(tmp_path, keys.LOOPBACK, 1)
-    with socket.create_server((network.HOST, 0)) as silent, pytest.raises(BadInputError, match="a firewall"):
-        network.check_server(f"127.0.0.1:{silent.getsockname()[1]}", made.ca, timeout=0.2)
+    with socket.create_server((connections.HOST, 0)) as silent, pytest.raises(BadInputError, match="a firewall"):
+        connections.check_server(f"127.0.0.1:{silent.getsockname()[1]}", made.ca, timeout=0.2)

@@ -9,7 +9,7 @@ import pytest
 
 from deployments import wait_until
 from feddpc.errors import BadInputError
-from feddpc.federate.processes import MARK, ProcessError, Processes, marked, relevant_lines
+from feddpc.federate.processes import MARK, ProcessError, ProcessGroup, marked, relevant_lines
 
 #: A process that starts another in a session of its own, which is how Flower does it, and an orphan.
 FAMILY = """
@@ -30,14 +30,14 @@ def start_family(processes, tmp_path):
 
 
 def test_children_grandchildren_and_orphans_are_gone_at_the_end(tmp_path):
-    with Processes(str(tmp_path), tmp_path / "logs") as processes:
+    with ProcessGroup(str(tmp_path), tmp_path / "logs") as processes:
         start_family(processes, tmp_path)
     assert marked(str(tmp_path)) == []
 
 
 def test_also_after_an_error(tmp_path):
     def fail():
-        with Processes(str(tmp_path), tmp_path / "logs") as processes:
+        with ProcessGroup(str(tmp_path), tmp_path / "logs") as processes:
             start_family(processes, tmp_path)
             raise KeyboardInterrupt
 
@@ -47,11 +47,11 @@ def test_also_after_an_error(tmp_path):
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path):
-    with Processes(str(tmp_path), tmp_path / "logs") as processes:
+    with ProcessGroup(str(tmp_path), tmp_path / "logs") as processes:
         start_family(processes, tmp_path)
         with (
             pytest.raises(BadInputError, match="is in use by 3 processes of another federation"),
-            Processes(str(tmp_path), tmp_path / "logs"),
+            ProcessGroup(str(tmp_path), tmp_path / "logs"),
         ):
             pass
         assert len(marked(str(tmp_path))) == 3
@@ -60,7 +60,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
 def test_others_are_left_alone(tmp_path):
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, MARK: "other"})
     try:
-        with Processes(str(tmp_path), tmp_path / "logs") as processes:
+        with ProcessGroup(str(tmp_path), tmp_path / "logs") as processes:
             start_family(processes, tmp_path)
         assert other.poll() is None
     finally:
@@ -72,9 +72,9 @@ def test_what_was_started_dies_with_the_process_that_started_it(tmp_path):
     script = f"""
 import os, sys, time
 from pathlib import Path
-from feddpc.federate.processes import Processes
+from feddpc.federate.processes import ProcessGroup
 folder = Path({str(tmp_path)!r})
-with Processes(str(folder), folder / "logs") as processes:
+with ProcessGroup(str(folder), folder / "logs") as processes:
     processes.start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], folder, os.environ)
     time.sleep(600)
 """
@@ -87,7 +87,7 @@ with Processes(str(folder), folder / "logs") as processes:
 
 def test_a_failure_shows_the_telling_part_of_the_log(tmp_path):
     script = "print('long ago'); raise ValueError('the dog ate it')"
-    with Processes(str(tmp_path), tmp_path / "logs") as processes:
+    with ProcessGroup(str(tmp_path), tmp_path / "logs") as processes:
         process = processes.start("Super Thing", [sys.executable, "-c", script], tmp_path, os.environ)
         process.handle.wait()
         error = process.failure()

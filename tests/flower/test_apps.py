@@ -116,7 +116,7 @@ def test_float_data_and_channel_scaling(method):
         values = {"clients": 8, "cohort": 4, "batch_size": 4, "precision": "float64", "scaling": scaling}
         setting = build(Config.read(values), data=data, module=net, partition=Partition(DEALT.order, DEALT.starts))
         progress, _ = run_rounds(for_method(setting, rule), rule, Loop(), 3)
-        dealt = flower.dealt(setting)
-        strategy = flower.strategy(rule, **dealt.server())
-        train(strategy, Unreliable(flower.client_app(**dealt.client())), 3)
+        arguments = flower.app_arguments(setting)
+        strategy = flower.strategy(rule, **arguments.server())
+        train(strategy, Unreliable(flower.client_app(**arguments.client())), 3)
         assert torch.equal(vector(strategy), progress.w)

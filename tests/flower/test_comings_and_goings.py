@@ -57,8 +57,8 @@ def _trains(message, node):
 
 
 def reserved(method, **how):
-    dealt = flower.dealt(small_setting(reserve=method.reserve, cohort=NODES, **how))
-    return dealt.server(), dealt.client()
+    arguments = flower.app_arguments(small_setting(reserve=method.reserve, cohort=NODES, **how))
+    return arguments.server(), arguments.client()
 
 
 class TestHandouts:
@@ -139,8 +139,8 @@ class TestEnrolment:
         assert [(record.dropped, record.rejected) for record in strategy.records] == [([0], []), ([0], [])]
 
     def test_evaluation_goes_on_without_a_node_that_has_left(self):
-        dealt = flower.dealt(small_setting(cohort=NODES))
-        client = dealt.client()
+        arguments = flower.app_arguments(small_setting(cohort=NODES))
+        client = arguments.client()
         data = client["data"]
         with_test = {**client, "data": lambda c, n: (*data(c, n)[:2], *data(c, n)[:2])}
 
@@ -148,7 +148,7 @@ class TestEnrolment:
             if t >= NODES:
                 grid.contexts.pop(1003, None)
 
-        strategy = flower.strategy("fedavg", **dealt.server(), fraction_evaluate=0.5)
+        strategy = flower.strategy("fedavg", **arguments.server(), fraction_evaluate=0.5)
         result = train(strategy, Moody(flower.client_app(**with_test), before=leave), 3, timeout=5)
         assert list(result.evaluate_metrics_clientapp) == [1, 2, 3]
 

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from feddpc import flower, methods
 from feddpc.errors import BadInputError
 from feddpc.flower.dropin import dropins, sends_plain_updates
-from feddpc.flower.messages import Rows
+from feddpc.flower.messages import ReplyTensors
 from feddpc.methods.base import Cohort
 from federations import NODES, Unreliable, W, move, plain_app, train, vector
 from support import VARIANTS
@@ -168,14 +168,14 @@ def test_a_client_beyond_the_population_is_refused():
 def test_the_server_holds_one_update_at_a_time(monkeypatch):
     """FedDPC's drop-in streams: however many replies there are, all updates pass through one place."""
     places = set()
-    original = Rows.__iter__
+    original = ReplyTensors.__iter__
 
     def watched(self):
         for update in original(self):
             places.add(update.data_ptr())
             yield update
 
-    monkeypatch.setattr(Rows, "__iter__", watched)
+    monkeypatch.setattr(ReplyTensors, "__iter__", watched)
     train(flower.FedDPC(**EVERYBODY, fraction_evaluate=0.0), Unreliable(plain_app()), 2)
     assert len(places) == 1
 

@@ -14,7 +14,7 @@ ALL = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 
 
 def federated(setting, method, rounds=ROUNDS, **more):
-    halves = flower.dealt(setting)
+    halves = flower.app_arguments(setting)
     grid = flower.InProcessGrid(flower.client_app(**halves.client()), len(setting.population))
     strategy = flower.strategy(method, **halves.server(), **more)
     result = strategy.start(grid, strategy.initial_arrays(), num_rounds=rounds)

@@ -27,7 +27,7 @@ KINDS = [kind for kind in faults.KINDS if kind != "straggler"]
 def both(method, **how):
     """Run an experiment in the simulator and over Flower; return where each got, and both lists of records."""
     progress, records = run_rounds(small_setting(**how), method, Loop(), ROUNDS)
-    halves = flower.dealt(small_setting(**how))
+    halves = flower.app_arguments(small_setting(**how))
     grid = flower.InProcessGrid(flower.client_app(**halves.client()), 8)
     strategy = flower.strategy(method, **halves.server())
     strategy.start(grid, strategy.initial_arrays(), num_rounds=ROUNDS)
@@ -76,7 +76,7 @@ def test_a_rejected_client_is_named_with_its_node():
 
 def test_a_round_with_too_few_within_the_bound_changes_nothing():
     setting = small_setting(cohort=8, screen={"norm": 10.0}, faults={"scaled": 0.125, "scale": 1000.0})
-    halves = flower.dealt(setting)
+    halves = flower.app_arguments(setting)
     grid = flower.InProcessGrid(flower.client_app(**halves.client()), 8)
     strategy = flower.strategy("feddpc", **{**halves.server(), "min_replies": 8})
     strategy.start(grid, strategy.initial_arrays(), num_rounds=2)
@@ -173,13 +173,15 @@ def test_what_would_break_the_promise_of_privacy_is_refused(how):
     ("how", "said"), [({"rule": "median"}, "single updates"), ({"faults": {"zero": 0.1}}, "masked")]
 )
 def test_what_a_server_that_sees_sums_cannot_do_is_refused(how, said):
-    halves = flower.dealt(small_setting())
+    halves = flower.app_arguments(small_setting())
     with pytest.raises(BadInputError, match=said):
         flower.secure_strategy(**{**halves.server(), "method": "feddpc", **how})
 
 
 def test_a_method_may_not_be_given_with_hyper_parameters_apart():
-    app = flower.server_app(methods.create("feddpc"), **flower.dealt(small_setting()).server(), hyper={"lam": 2.0})
-    grid = flower.InProcessGrid(flower.client_app(**flower.dealt(small_setting()).client()), 8)
+    app = flower.server_app(
+        methods.create("feddpc"), **flower.app_arguments(small_setting()).server(), hyper={"lam": 2.0}
+    )
+    grid = flower.InProcessGrid(flower.client_app(**flower.app_arguments(small_setting()).client()), 8)
     with pytest.raises(BadInputError, match="by name"):
         app(grid, dataclasses.replace(next(iter(grid.contexts.values()))))

@@ -384,9 +384,9 @@ def test_a_void_round_in_the_simulator_and_over_flower_is_the_same():
 
     how = {"cohort": 1, "faults": {"nan": 1.0, "often": 0.5}}
     progress, records = run_rounds(small_setting(**how), VARIANTS["feddpc"], Loop(), 8)
-    dealt = flower.dealt(small_setting(**how))
-    strategy = flower.strategy(VARIANTS["feddpc"], **dealt.server(), max_void_rounds=100)
-    train(strategy, flower.InProcessGrid(flower.client_app(**dealt.client()), 8), 8)
+    arguments = flower.app_arguments(small_setting(**how))
+    strategy = flower.strategy(VARIANTS["feddpc"], **arguments.server(), max_void_rounds=100)
+    train(strategy, flower.InProcessGrid(flower.client_app(**arguments.client()), 8), 8)
     counted = [bool(record.participants) for record in records]
     assert counted == [bool(record.participants) for record in strategy.records]
     voids = [i for i, good in enumerate(counted) if not good]

@@ -131,7 +131,7 @@ def test_a_run_goes_on_where_it_was(tmp_path):
 
 def test_the_app_reads_its_configuration():
     setting, made = small_setting(cohort=COHORT), []
-    halves = flower.dealt(setting)
+    halves = flower.app_arguments(setting)
     grid = Watched(flower.secure_client_app(**halves.client()), CLIENTS)
     app = flower.secure_server_app(rounds=9, on_result=lambda s, _: made.append(s), **halves.server())
     run_config = {"rounds": 1, "hyper.lam": 0.5}
@@ -219,7 +219,7 @@ def test_flowers_own_masks_are_not_used(monkeypatch):
 
 def test_a_client_with_flowers_own_masks_spoils_the_round_and_not_the_model():
     setting, snapshots = small_setting(cohort=COHORT), []
-    halves = flower.dealt(setting).client()
+    halves = flower.app_arguments(setting).client()
     stock = ClientApp()
     plain_app = flower.client_app(**halves)
     stock.query("hello")(hide_sample_count(plain_app))

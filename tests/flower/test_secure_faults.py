@@ -50,7 +50,7 @@ def test_without_a_quorum_the_model_stays_and_g_is_zero(stage):
     setting, snapshots = small_setting(cohort=COHORT), []
     lost = cohort_of(setting, 2)[:2]
     tamper = losing(*((c, stage) for c in lost))
-    halves = flower.dealt(setting)
+    halves = flower.app_arguments(setting)
     grid = Watched(flower.secure_client_app(**halves.client()), CLIENTS)
     grid.tamper = lambda s, c, reply: tamper(s, c, reply) if reply.metadata.group_id == "2" else [reply]
     strategy = flower.secure_strategy(**halves.server())
@@ -108,7 +108,7 @@ class Broken(type(tiny_net())):
 def test_a_client_whose_training_fails_drops_out():
     setting, snapshots = small_setting(cohort=COHORT), []
     bad = cohort_of(setting)[0]
-    halves = flower.dealt(setting).client()
+    halves = flower.app_arguments(setting).client()
     apps = [flower.secure_client_app(**halves)] * CLIENTS
     apps[bad] = flower.secure_client_app(**{**halves, "model": Broken})
     strategy, _ = federated(setting, apps=apps, snapshots=snapshots)
@@ -247,7 +247,7 @@ def test_a_sum_that_nobody_honest_could_have_made_is_not_used():
 
 def test_a_client_takes_no_part_in_a_small_sum():
     setting, snapshots = small_setting(cohort=COHORT), []
-    app = flower.secure_client_app(**flower.dealt(setting).client(), min_cohort=5)
+    app = flower.secure_client_app(**flower.app_arguments(setting).client(), min_cohort=5)
     strategy, _ = federated(setting, apps=app, snapshots=snapshots)
     assert len(strategy.refusals) == COHORT
     assert "no part in a sum of 4" in strategy.refusals[0].reason
@@ -256,7 +256,7 @@ def test_a_client_takes_no_part_in_a_small_sum():
 
 def test_a_client_does_not_go_on_when_a_sum_becomes_small():
     setting = small_setting(cohort=COHORT)
-    app = flower.secure_client_app(**flower.dealt(setting).client(), min_cohort=4)
+    app = flower.secure_client_app(**flower.app_arguments(setting).client(), min_cohort=4)
     for stage in Stage.all()[:3]:
         strategy, _ = federated(setting, apps=app, tamper=losing((cohort_of(setting)[0], stage)))
         assert strategy.records[0].participants == []
@@ -289,7 +289,7 @@ def test_a_client_does_not_give_away_what_opens_a_single_update(active, dead, wh
 
 def test_a_client_does_not_train_for_a_server_without_masks():
     setting = small_setting(cohort=COHORT)
-    halves = flower.dealt(setting)
+    halves = flower.app_arguments(setting)
     grid = flower.InProcessGrid(flower.secure_client_app(**halves.client()), CLIENTS)
     strategy = flower.strategy("feddpc", **halves.server())
     strategy.start(grid, strategy.initial_arrays(), num_rounds=1)
@@ -302,7 +302,7 @@ def test_a_client_does_not_train_for_a_server_without_masks():
 
 def test_a_client_set_up_for_another_method_abstains():
     setting = small_setting(cohort=COHORT)
-    halves = flower.dealt(setting).client()
+    halves = flower.app_arguments(setting).client()
     apps = [flower.secure_client_app(**halves, method=methods.create("feddpc"))] * CLIENTS
     apps[2] = flower.secure_client_app(**halves, method=methods.create("fedavg"))
     with pytest.raises(BadInputError, match="set up for fedavg"):  # it says so when it enrols
@@ -330,7 +330,7 @@ def test_methods_that_need_more_than_a_sum_are_refused(name):
     ],
 )
 def test_settings_that_need_what_is_hidden_are_refused(change, why):
-    settings = flower.dealt(small_setting()).server()
+    settings = flower.app_arguments(small_setting()).server()
     with pytest.raises(BadInputError, match=re.escape(why)):
         flower.secure_strategy("feddpc", **{**settings, **change})
 

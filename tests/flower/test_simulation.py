@@ -38,7 +38,7 @@ from feddpc import flower
 from feddpc.config import Config
 from feddpc.build import build
 
-halves = flower.dealt(build(Config.read({EXPERIMENT!r})))
+halves = flower.app_arguments(build(Config.read({EXPERIMENT!r})))
 server = flower.server_app("scaffold", **halves.server())
 client = flower.client_app(**halves.client())
 """

@@ -64,7 +64,7 @@ def setting(kind, own=None, **values):
 
 
 def federated(made, method, *, app=None, **more):
-    halved = flower.dealt(made)
+    halved = flower.app_arguments(made)
     grid = Unreliable(app or flower.client_app(**halved.client()), NODES)
     strategy = flower.strategy(method, **halved.server(), **more)
     train(strategy, grid, made.config.rounds)
@@ -175,9 +175,9 @@ def test_a_run_folder_says_what_was_measured_and_which_direction_is_better(tmp_p
 
 
 def test_a_run_without_a_test_set_knows_its_metrics():
-    server = flower.dealt(setting("regression")).server()
+    server = flower.app_arguments(setting("regression")).server()
     strategy = flower.strategy("fedavg", **{**server, "test": None})
-    grid = Unreliable(flower.client_app(**flower.dealt(setting("regression")).client()), NODES)
+    grid = Unreliable(flower.client_app(**flower.app_arguments(setting("regression")).client()), NODES)
     train(strategy, grid, 1)
     assert strategy.records[0].metrics == {"test_mse": None, "test_mae": None, "test_r2": None, "test_loss": None}
 
@@ -187,7 +187,7 @@ class TestBestRound:
 
     def run(self, rounds=6, folder=None, **values):
         made = setting("regression", rounds=rounds, lr=0.4, keep="best", **values)
-        halved = flower.dealt(made)
+        halved = flower.app_arguments(made)
         strategy = flower.strategy("fedavg", **halved.server(), folder=folder)
         app = flower.client_app(**halved.client())
         return strategy, train(strategy, Unreliable(app, NODES), rounds), made
@@ -211,7 +211,7 @@ class TestBestRound:
         assert whole.now.best is not None
 
     def test_it_needs_samples_of_the_server(self):
-        server = flower.dealt(setting("regression", keep="best")).server()
+        server = flower.app_arguments(setting("regression", keep="best")).server()
         with pytest.raises(BadInputError, match="keep"):
             flower.strategy("fedavg", **{**server, "test": None})
 
@@ -221,7 +221,7 @@ class TestCodeAtBothEnds:
 
     def served(self, server_own, **client):
         made = setting("regression", server_own)
-        known = {"model": flower.dealt(made).model, "data": flower.dealt(made).data}
+        known = {"model": flower.app_arguments(made).model, "data": flower.app_arguments(made).data}
         return federated(made, "fedavg", app=flower.client_app(**known, **client))
 
     def test_a_node_with_the_same_code_takes_part(self):
@@ -252,7 +252,7 @@ class TestCodeAtBothEnds:
         path = tmp_path / "own.py"
         path.write_text("raise SystemExit('loaded')\n")
         for part in ("loss", "task", "transform", "metrics"):
-            halved = flower.dealt(setting("regression"))
+            halved = flower.app_arguments(setting("regression"))
             strategy = flower.strategy("fedavg", **halved.server())
             strategy.nodes.spec = forged(strategy.nodes.spec, **{part: f"{path}:Own"})
             with pytest.raises(BadInputError, match=f"knows no {part}"):
@@ -263,7 +263,7 @@ class TestCodeAtBothEnds:
         for path in paths:
             path.parent.mkdir()
             path.write_text("def cubed(outputs, targets):\n    return (outputs - targets).abs() ** 3\n")
-        halved = flower.dealt(setting("regression"))
+        halved = flower.app_arguments(setting("regression"))
         server = halved.server() | {"loss": f"{paths[0]}:cubed"}
         strategy = flower.strategy("fedavg", **server)
         app = flower.client_app(**halved.client() | {"loss": f"{paths[1]}:cubed"})
@@ -279,7 +279,7 @@ class TestEvaluationAtClients:
 
     def run(self, change=None, own=None, **client):
         made = setting("regression", own, cohort=NODES)
-        halved = flower.dealt(made)
+        halved = flower.app_arguments(made)
 
         def data(client, clients):
             x, y = halved.data(client, clients)
@@ -341,7 +341,7 @@ class TestEvaluationAtClients:
 
     def test_clients_evaluate_when_the_server_does(self):
         made = setting("regression", rounds=4, evaluate_every=3)
-        halved = flower.dealt(made)
+        halved = flower.app_arguments(made)
         app = flower.client_app(**halved.client() | {"data": lambda c, n: halved.data(c, n) * 2})
         strategy = flower.strategy("fedavg", **halved.server(), fraction_evaluate=1.0)
         result = train(strategy, Unreliable(app, NODES), 4)
@@ -402,7 +402,7 @@ def test_the_list_of_what_only_the_simulator_has():
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_a_client_is_asked(values, reason):
-    server = flower.dealt(setting("regression")).server()
+    server = flower.app_arguments(setting("regression")).server()
     with pytest.raises(BadInputError, match=reason):
         flower.strategy(**{"method": "fedavg", **server, **values})
 
@@ -430,7 +430,7 @@ class TestFrozenParameters:
         return build(Config.read(values), data=KINDS["regression"][0], module=WithBase())
 
     def run(self, other=None, **more):
-        halved = flower.dealt(self.made())
+        halved = flower.app_arguments(self.made())
         apps = [flower.client_app(**halved.client()) for _ in range(NODES)]
         if other is not None:
             apps[3] = flower.client_app(**halved.client() | {"model": other})
@@ -467,7 +467,7 @@ class TestFrozenParameters:
 
     def test_a_run_is_not_continued_with_another_base(self, tmp_path):
         self.run(folder=tmp_path / "run")
-        halved = flower.dealt(self.made())
+        halved = flower.app_arguments(self.made())
         strategy = flower.strategy("fedavg", **halved.server() | {"model": WithBase(1)}, folder=tmp_path / "run")
         app = flower.client_app(**halved.client() | {"model": lambda: WithBase(1)})
         with pytest.raises(RunFolderError, match="model"):
@@ -480,7 +480,7 @@ class TestFrozenParameters:
 
 def test_a_small_setting_is_a_classification():
     """What is said of a task is resolved before it is sent."""
-    strategy = flower.strategy("feddpc", **flower.dealt(small_setting()).server())
+    strategy = flower.strategy("feddpc", **flower.app_arguments(small_setting()).server())
     spec = strategy.nodes.spec
     assert (spec.config.task, spec.config.loss, spec.target) == ("classification", "cross-entropy", "classes")
 
@@ -489,7 +489,7 @@ def test_secure_sums_learn_any_task():
     own = TaskParts(loss=cubed, transform=jitter)
     made = setting("regression", own, cohort=NODES, rounds=3)
     progress, _ = run_rounds(made, methods.create("fedavg"), Loop(), 3)
-    halved = flower.dealt(setting("regression", own, cohort=NODES, rounds=3))
+    halved = flower.app_arguments(setting("regression", own, cohort=NODES, rounds=3))
     strategy = flower.secure_strategy("fedavg", **halved.server())
     train(strategy, Unreliable(flower.secure_client_app(**halved.client()), NODES), 3)
     assert strategy.refusals == []

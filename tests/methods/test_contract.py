@@ -125,7 +125,7 @@ def test_who_needs_only_sums_cannot_tell_rows_from_their_mean(method):
     plan, cohort = setting.cohort(method, 4, ids, progress.slots.read(ids))
     cohort = replace(cohort, steps=torch.full_like(cohort.steps, 3.0))
     probes = probe_cohort(setting, method, Loop(), progress, plan, cohort)[2]
-    down = method.broadcast(w, progress.server, probes if method.reports else {}, cohort) | setting.kit
+    down = method.broadcast(w, progress.server, probes if method.reports else {}, cohort) | setting.one_time_payload
     own = progress.clients.read(plan.clients) | probes
     up = Loop().train(method, setting.task, w, down, own, plan, 0.05).up
     rows, notes = method.transform(progress.server, up, cohort)

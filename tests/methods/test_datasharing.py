@@ -10,7 +10,7 @@ from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.quadratic import trajectory
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 from support import Q4, run_rounds, setting_for, small_setting, uneven
 
 
@@ -40,7 +40,7 @@ def test_the_shared_set_is_balanced_disjoint_and_never_of_the_test_set():
 def test_the_warm_up_learns_the_shared_set():
     method = methods.create("datasharing", beta=0.2, warmup=20)
     cold, warm = small_setting(reserve=0.2), setting_for(method)
-    rows = Rows(torch.from_numpy(warm.reserve))
+    rows = BatchIndices(torch.from_numpy(warm.reserve))
     before, after = (float(s.task.loss(s.w0, s.task.fetch(rows))) for s in (cold, warm))
     assert after < 0.5 * before
 

@@ -235,7 +235,7 @@ def test_the_samples_are_those_of_the_generator():
     z = world.rng("faug", 1).standard_normal((4, _gan.LATENT))
     made = _gan.draw(world.data, learned["generator"], z, np.zeros(4, np.int64))
     assert np.array_equal(new.data.x_train[new.partition[1][8:]], made)
-    assert torch.equal(new.kit["generator"], learned["generator"])
+    assert torch.equal(new.one_time_payload["generator"], learned["generator"])
 
 
 @pytest.mark.parametrize("kind", ["image", "float"])

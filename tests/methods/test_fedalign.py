@@ -13,7 +13,7 @@ from feddpc.errors import BadInputError
 from feddpc.methods.base import ClientContext
 from feddpc.methods.fedalign import FedAlign, stretch
 from feddpc.models import MLP, LeNet5, ResNet18, SmallCNN, seeded
-from feddpc.tasks.base import Rows, by_autograd, by_transform
+from feddpc.tasks.base import BatchIndices, by_autograd, by_transform
 from support import run_rounds, small_setting
 
 ENGINES = pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def here(w):
 def test_the_step_is_that_of_two_backward_passes(net, differentiate):
     """Backward of CE, then of mu (CE / L) L with the ratio as a number, gradients added up, as the authors do it."""
     setting = federation(net)
-    task, batch = setting.task, setting.task.fetch(Rows(torch.tensor([3, 14, 15, 9, 26])))
+    task, batch = setting.task, setting.task.fetch(BatchIndices(torch.tensor([3, 14, 15, 9, 26])))
     twin = net().double()
     twin.load_state_dict(setting.task.flat.state_dict(setting.w0))
     h = twin.trunk(batch.x)
@@ -159,7 +159,7 @@ def test_stretches_that_agree_to_rounding_count_as_the_same():
             return self.top(self.last_stage(self.trunk(x)))
 
     setting = federation(Wobbly)
-    task, batch = setting.task, setting.task.fetch(Rows(torch.arange(5)))
+    task, batch = setting.task, setting.task.fetch(BatchIndices(torch.arange(5)))
     value, g = by_autograd(lambda at: FedAlign().objective(task, at, batch, here(at)), setting.w0)
     loss, plain = by_autograd(lambda at: task.loss(at, batch), setting.w0)
     torch.testing.assert_close((value, g), (loss, plain), rtol=0, atol=1e-12)
@@ -169,7 +169,7 @@ def test_stretches_that_agree_to_rounding_count_as_the_same():
 def test_dead_features_leave_the_cross_entropy_alone(differentiate):
     """All maps zero: L = 0, CE / L is no number, and neither value nor gradient may notice."""
     setting = federation()
-    task, batch = setting.task, setting.task.fetch(Rows(torch.tensor([3, 14, 15])))
+    task, batch = setting.task, setting.task.fetch(BatchIndices(torch.tensor([3, 14, 15])))
     for dead in ("body.0", "body.3"):
         parameters = setting.task.flat.state_dict(setting.w0)
         parameters[f"{dead}.weight"].zero_()
@@ -183,8 +183,11 @@ def test_dead_features_leave_the_cross_entropy_alone(differentiate):
 def test_padding_changes_nothing():
     setting = federation()
     task, method = setting.task, FedAlign()
-    rows = [Rows(torch.tensor([4, 7, 9])), Rows(torch.tensor([4, 7, 9, 0, 0]), torch.tensor([1, 1, 1, 0, 0]))]
-    rows.append(Rows(torch.tensor([0, 0]), torch.tensor([0, 0])))
+    rows = [
+        BatchIndices(torch.tensor([4, 7, 9])),
+        BatchIndices(torch.tensor([4, 7, 9, 0, 0]), torch.tensor([1, 1, 1, 0, 0])),
+    ]
+    rows.append(BatchIndices(torch.tensor([0, 0]), torch.tensor([0, 0])))
     a, b, empty = (
         by_autograd(lambda at, r=r: method.objective(task, at, task.fetch(r), here(at)), setting.w0) for r in rows
     )

@@ -19,7 +19,7 @@ from feddpc.methods.base import ClientContext
 from feddpc.methods.fedbr import FedBR
 from feddpc.methods.federated_data import FederatedData
 from feddpc.models import SmallCNN, seeded
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 from support import run_rounds, small_setting
 
 ENGINES = pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def adapted(method, **values):
     net = seeded(lambda: method.adapt(SmallCNN(3, 1, 6, width=4)), 0)
     setting = build(base.config, data=base.data, module=net, partition=base.partition)
     world = world_of(setting)
-    kit = dict(method.extend_data(world, method.learn(world)).kit)
-    return replace(setting, kit=kit)
+    payload = dict(method.extend_data(world, method.learn(world)).one_time_payload)
+    return replace(setting, one_time_payload=payload)
 
 
 def away_from(w, seed=1):
@@ -51,7 +51,7 @@ def away_from(w, seed=1):
 
 
 def local(setting, w=None, lr=0.05):
-    return ClientContext(setting.w0 if w is None else w, setting.kit, {}, lr, torch.tensor(1.0))
+    return ClientContext(setting.w0 if w is None else w, setting.one_time_payload, {}, lr, torch.tensor(1.0))
 
 
 def by_hand(method, setting, w, y, x, labels, lr, steps):
@@ -61,7 +61,7 @@ def by_hand(method, setting, w, y, x, labels, lr, steps):
     server.load_state_dict(setting.task.flat.state_dict(w))
     of_p = torch.optim.SGD(net.projector.parameters(), lr=lr)
     of_rest = torch.optim.SGD(net.base.parameters(), lr=lr)
-    x_p = (setting.kit["x_p"].double() - 127.5) / 127.5
+    x_p = (setting.one_time_payload["x_p"].double() - 127.5) / 127.5
     q = torch.full((len(x_p), 3), 1 / 3, dtype=torch.float64)
     pairs = [i % len(x) for i in range(len(x_p))]
     if method.mixture:
@@ -95,7 +95,7 @@ def by_hand(method, setting, w, y, x, labels, lr, steps):
 def test_steps_are_those_of_separate_optimisers(method, count, transform):
     setting = adapted(method)
     task = setting.task.transformable() if transform else setting.task
-    batch = task.fetch(Rows(torch.arange(10, 10 + count)))
+    batch = task.fetch(BatchIndices(torch.arange(10, 10 + count)))
     y = start = away_from(setting.w0)
     for _ in range(3):
         y, value = method.step(task, y, batch, local(setting))
@@ -108,7 +108,7 @@ def test_the_max_step_moves_the_projector_and_the_min_step_the_rest():
     method = FedBR(pseudo=5)
     setting = adapted(method)
     task, w = setting.task, away_from(setting.w0)
-    batch, p = task.fetch(Rows(torch.arange(4))), task.mask("projector").bool()
+    batch, p = task.fetch(BatchIndices(torch.arange(4))), task.mask("projector").bool()
 
     def moved(method, lr=0.05):
         new, _ = method.step(task, w, batch, local(setting, lr=lr))
@@ -123,8 +123,8 @@ def test_the_max_step_moves_the_projector_and_the_min_step_the_rest():
         task.part(at, "features", x)
         for at, x in (
             (w, batch.x),
-            (w, task.inputs(setting.kit["x_p"])),
-            (setting.w0, task.inputs(setting.kit["x_p"])),
+            (w, task.inputs(setting.one_time_payload["x_p"])),
+            (setting.w0, task.inputs(setting.one_time_payload["x_p"])),
         )
     )
     three = torch.cat([f_p, f_g, f[[0, 1, 2, 3, 0]]])
@@ -159,10 +159,13 @@ def test_vanishing_weights_lead_to_fedavg(lam):
 def test_padding_changes_nothing():
     method = FedBR(pseudo=5, mixture=True)
     setting = adapted(method)
-    rows = [Rows(torch.tensor([4, 7, 9])), Rows(torch.tensor([4, 7, 9, 0, 0]), torch.tensor([1, 1, 1, 0, 0]))]
+    rows = [
+        BatchIndices(torch.tensor([4, 7, 9])),
+        BatchIndices(torch.tensor([4, 7, 9, 0, 0]), torch.tensor([1, 1, 1, 0, 0])),
+    ]
     a, b = (method.step(setting.task, setting.w0, setting.task.fetch(r), local(setting)) for r in rows)
     torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
-    empty = setting.task.fetch(Rows(torch.tensor([0, 0]), torch.tensor([0, 0])))
+    empty = setting.task.fetch(BatchIndices(torch.tensor([0, 0]), torch.tensor([0, 0])))
     y, value = method.step(setting.task, setting.w0, empty, local(setting))
     assert bool(y.isfinite().all())
     assert float(value) == 0
@@ -219,10 +222,10 @@ def test_what_is_handed_out_and_disclosed():
     method, world = FedBR(pseudo=7, averaged=4), world_of(small_setting())
     learned = method.learn(world)
     furnished = method.extend_data(world, learned)
-    assert torch.equal(furnished.kit["x_p"], learned["x_p"])
+    assert torch.equal(furnished.one_time_payload["x_p"], learned["x_p"])
     assert furnished.disclosed == {"averages": 7, "samples_per_average": 4}
     assert furnished.up_once == 7 * 36 / 8
-    assert (world.kit, world.disclosed) == ({}, {})
+    assert (world.one_time_payload, world.disclosed) == ({}, {})
     assert furnished.data is world.data
 
 

@@ -358,7 +358,7 @@ def test_the_scale_of_float_data_does_not_matter(scale):
         torch.testing.assert_close(learned[key], plain[key], rtol=0, atol=1e-4)
     new = method.extend_data(world, learned)
     assert np.isfinite(new.data.x_train).all()
-    assert new.kit["mixture"].isfinite().all()
+    assert new.one_time_payload["mixture"].isfinite().all()
 
 
 @KINDS
@@ -377,7 +377,7 @@ def test_the_same_world_gives_the_same_bytes_and_another_seed_others(kind):
     one, two = (method.extend_data(make_world(kind), learned) for _ in range(2))
     assert one.data.x_train.tobytes() == two.data.x_train.tobytes()
     assert one.partition.order.tobytes() == two.partition.order.tobytes()
-    assert tables(one.kit) == tables(two.kit)
+    assert tables(one.one_time_payload) == tables(two.one_time_payload)
     assert one.disclosed == two.disclosed
     assert tables(method.learn(make_world(kind, seed=1))) != tables(learned)
     other = method.extend_data(make_world(kind, seed=1), learned)
@@ -400,7 +400,7 @@ def test_what_travels_is_counted():
     assert new.down_once == pytest.approx(held * 2 * (2 * 12 + 1) * 4)
     assert new.up_once == pytest.approx(new.down_once + held * (2 * 12 + 1))
     assert new.disclosed["numbers_sent_by_a_client"] == new.up_once
-    assert new.kit["mixture"].shape == (4 * 2 * (2 * 12 + 1) + 2 * 12,)
+    assert new.one_time_payload["mixture"].shape == (4 * 2 * (2 * 12 + 1) + 2 * 12,)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from feddpc.errors import BadInputError
 from feddpc.methods.base import ClientContext
 from feddpc.methods.moon import MOON, contrast
 from feddpc.models import SmallCNN, seeded
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 from support import run_rounds, small_setting
 
 ENGINES = pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_objective_is_that_of_separate_networks():
     task = setting.task
     generator = torch.Generator().manual_seed(1)
     y, prev = (setting.w0 + 0.1 * torch.randn(task.d, generator=generator, dtype=torch.float64) for _ in range(2))
-    batch = task.fetch(Rows(torch.tensor([1, 5, 20, 33, 7])))
+    batch = task.fetch(BatchIndices(torch.tensor([1, 5, 20, 33, 7])))
     nets = []
     for w in (y, setting.w0, prev):
         net = MOON_SMALL.adapt(SmallCNN(3, 1, 6, width=4)).double()

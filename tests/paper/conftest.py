@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from feddpc.paper.study import Study
+from feddpc.paper.study import PaperStudy
 from feddpc.paper.study_spec import DOUBLED
 from made_up import PAPERS_ORDER, row, table2
 
@@ -25,7 +25,7 @@ def study():
     figure5 += [row("figure5", f"step {1 + k:g}", [v - 0.02 + w for w in wiggle]) for k, v in lams.items()]
     rows = [*table2(**PAPERS_ORDER), *table2(alpha=0.6, **PAPERS_ORDER), *figure4, *figure5]
     origin = {"settings": "made up", "machine": {"torch": "2.0"}}
-    return Study("digits", "tiny", "4 of the paper's 400 rounds", rows, origin)
+    return PaperStudy("digits", "tiny", "4 of the paper's 400 rounds", rows, origin)
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import pytest
 
 from feddpc.paper import documents, presets, published
 from feddpc.paper.claims import POORLY, findings, rounds_to
-from feddpc.paper.study import Study
+from feddpc.paper.study import PaperStudy
 from feddpc.paper.verdicts import above, compare, judge, show_p, standing
 from made_up import PAPERS_ORDER, row, stored, table2
 
 
 def verdicts(rows, **changes):
-    study = dataclasses.replace(Study("digits", "tiny", "", rows), **changes)
+    study = dataclasses.replace(PaperStudy("digits", "tiny", "", rows), **changes)
     return {f.claim: f.verdict for f in findings(study)}
 
 
@@ -53,21 +53,21 @@ def test_one_rival_within_the_spread_is_enough_for_cannot_be_told():
 
 def test_one_seed_decides_nothing():
     rows = [row("table2", name, [value]) for name, value in (("feddpc", 0.9), ("fedprox", 0.1), ("fedavg", 0.2))]
-    found = findings(Study("digits", "tiny", "", rows))
+    found = findings(PaperStudy("digits", "tiny", "", rows))
     assert {f.verdict for f in found} == {"cannot be told"}
     assert any("one seed" in f.numbers for f in found)
 
 
 def test_nothing_is_claimed_of_what_was_not_run():
-    assert findings(Study("digits", "tiny", "")) == []
-    assert findings(Study("digits", "tiny", "", [row("table2", "fedprox", [0.5, 0.6])])) == []
-    alone = findings(Study("digits", "tiny", "", [row("table2", "feddpc", [0.5, 0.6])]))
+    assert findings(PaperStudy("digits", "tiny", "")) == []
+    assert findings(PaperStudy("digits", "tiny", "", [row("table2", "fedprox", [0.5, 0.6])])) == []
+    alone = findings(PaperStudy("digits", "tiny", "", [row("table2", "feddpc", [0.5, 0.6])]))
     assert alone == []
 
 
 def test_what_is_best_of_some_is_not_best_of_all(study):
     some = [r for r in table2(**PAPERS_ORDER) if r.name != "fedcm"]
-    found = {f.claim: f for f in findings(Study("digits", "tiny", "", some))}
+    found = {f.claim: f for f in findings(PaperStudy("digits", "tiny", "", some))}
     best = found["alpha 0.2: FedDPC has the highest best accuracy of the paper's methods"]
     assert best.verdict == "cannot be told"
     assert best.numbers.endswith("; not run: FedCM")
@@ -93,7 +93,7 @@ def against_all(ours, best, **more):
 def test_speed_is_about_the_rivals_best_not_about_ones_own(best, rounds, verdict):
     """All have their best in round 4, but FedDPC is past the rivals' best in round 1; or never, which counts as 5."""
     rows = against_all(row("table2", "feddpc", best), [0.3, 0.31, 0.35])
-    (sooner,) = [f for f in findings(Study("digits", "tiny", "", rows)) if "fewer rounds" in f.claim]
+    (sooner,) = [f for f in findings(PaperStudy("digits", "tiny", "", rows)) if "fewer rounds" in f.claim]
     assert sooner.numbers.startswith(f"rounds: {rounds} against 4 of fedprox; {rounds} against 4 of fedexp")
     assert sooner.verdict == verdict
 
@@ -111,7 +111,7 @@ def test_a_competitive_time(seconds, verdict):
     for run, s in zip(rows[0].runs.values(), seconds, strict=True):
         run.records[:] = [{**record, "seconds": s} for record in run.records]
     assert one(verdicts(rows), "competitive time") == verdict
-    packed = findings(Study("digits", "tiny", "", rows, {"at_once": 4}))
+    packed = findings(PaperStudy("digits", "tiny", "", rows, {"at_once": 4}))
     assert [f.verdict for f in packed if "competitive time" in f.claim] == ["cannot be told"]
 
 
@@ -124,7 +124,7 @@ def test_the_angle_to_the_last_update():
 def test_training_loss_should_be_lower():
     for ours, verdict in ((0.5, "holds"), (1.5, "does not hold")):
         rows = against_all(row("table2", "feddpc", [0.5, 0.6], loss=ours), [0.5, 0.6], loss=1.0)
-        found = findings(Study("digits", "tiny", "", rows))
+        found = findings(PaperStudy("digits", "tiny", "", rows))
         (loss,) = [f for f in found if "training loss" in f.claim]
         assert loss.verdict == verdict
         assert loss.numbers.startswith(f"loss, against fedprox {ours - 1.0:+.2f}")
@@ -171,12 +171,12 @@ def test_where_ours_stands_is_said_only_where_seeds_decide():
     ]
     places = {"above": ["FedProx"], "below": ["FedCM"], "not to be told from": ["FedGA", "FedExP"]}
     assert standing(compare(ours, rivals, "best")) == places
-    told = documents.render([Study("digits", "tiny", "short", [ours, *rivals])], "images")
+    told = documents.render([PaperStudy("digits", "tiny", "short", [ours, *rivals])], "images")
     assert "Decided over 3 seeds: FedDPC is above FedProx; below FedCM; not to be told from FedGA / FedExP." in told
     alone = row("table2", "feddpc", [0.5], text="FedDPC")
-    told = documents.render([Study("digits", "tiny", "short", [alone, *rivals])], "images")
+    told = documents.render([PaperStudy("digits", "tiny", "short", [alone, *rivals])], "images")
     assert "One seed: nothing is decided." in told
-    told = documents.render([Study("digits", "tiny", "short", [ours, rivals[2]])], "images")
+    told = documents.render([PaperStudy("digits", "tiny", "short", [ours, rivals[2]])], "images")
     assert "Over 3 seeds nothing is decided." in told
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from feddpc.paper import figures, published
-from feddpc.paper.study import Study
+from feddpc.paper.study import PaperStudy
 from feddpc.paper.study_spec import ROWS, label
 from made_up import row
 
@@ -99,9 +99,9 @@ def test_geometry_shows_what_no_change_would_be(study):
 
 def test_nothing_is_drawn_of_what_was_not_run(study):
     everything = ("grid", "table2", "figure4", "figure5")
-    assert figures.available(Study("digits", "tiny", ""), everything) == {}
+    assert figures.available(PaperStudy("digits", "tiny", ""), everything) == {}
     unrun = [row(part, "feddpc", [], seeds=(0,)) for part in everything]
-    assert figures.available(Study("digits", "tiny", "", unrun), everything) == {}
+    assert figures.available(PaperStudy("digits", "tiny", "", unrun), everything) == {}
     assert list(figures.available(study, ("figure4",))) == ["ablation-alpha0.2"]
 
 
@@ -116,5 +116,5 @@ def test_files(study, tmp_path):
         "step-alpha0.2.png",
     ]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
-    without = Study("digits", "tiny", "", [row("table2", "fedcm", [0.5])])
+    without = PaperStudy("digits", "tiny", "", [row("table2", "fedcm", [0.5])])
     assert [p.stem for p in figures.draw_all(without, tmp_path, ("table2",))] == ["table2", "curves"]

@@ -5,19 +5,19 @@ import collections
 import pytest
 
 from feddpc.errors import BadInputError
-from feddpc.paper import plan, published
-from feddpc.paper.study import Study
-from feddpc.paper.study_spec import DOUBLED, ROWS, StudySpec, data_of
+from feddpc.paper import planned_rows, published
+from feddpc.paper.study import PaperStudy
+from feddpc.paper.study_spec import DOUBLED, ROWS, PaperSpec, data_of
 from feddpc.paper.tuned import Setting, Tuned
 from feddpc.study import RunSpec
 
 BEST = {name: {"test": Setting(0.1), "validation": Setting(0.01)} for name in ROWS}
 TUNED = Tuned("made up", {0.2: BEST, 0.6: BEST})
-DIGITS = StudySpec("digits", "tiny", seeds=(0, 1))
+DIGITS = PaperSpec("digits", "tiny", seeds=(0, 1))
 
 
 def test_the_grid_is_the_papers():
-    lines = plan.grid(StudySpec("cifar10", "paper"))
+    lines = planned_rows.grid(PaperSpec("cifar10", "paper"))
     counts = collections.Counter((line.alpha, line.name.partition(" lr=")[0]) for line in lines)
     for alpha in (0.2, 0.6):
         assert {name: counts[alpha, name] for name in ("fedprox", "fedexp", "fedga", "fedcm")} == dict.fromkeys(
@@ -33,7 +33,9 @@ def test_the_grid_is_the_papers():
 
 def test_the_grid_tries_each_setting_once():
     mine = [
-        line.config for line in plan.grid(StudySpec("cifar10", "paper", alphas=(0.2,))) if line.config.method == "fedcm"
+        line.config
+        for line in planned_rows.grid(PaperSpec("cifar10", "paper", alphas=(0.2,)))
+        if line.config.method == "fedcm"
     ]
     assert sorted((c.lr, c.hyper["alpha"]) for c in mine) == sorted(
         (lr, value) for lr in (1, 0.1, 0.01, 0.001, 0.0001) for value in (1, 0.1, 0.01, 0.001)
@@ -42,9 +44,9 @@ def test_the_grid_tries_each_setting_once():
 
 
 def test_the_control_multiplies_the_server_step_alone():
-    lines = {line.name: line.config for line in plan.table2(DIGITS, TUNED)}
+    lines = {line.name: line.config for line in planned_rows.table2(DIGITS, TUNED)}
     assert (lines[DOUBLED].method, lines[DOUBLED].lr, lines[DOUBLED].server_lr) == ("fedavg", 0.1, 0.2)
-    for line in plan.figure5(DIGITS, 0.1):
+    for line in planned_rows.figure5(DIGITS, 0.1):
         if line.name.startswith("step"):
             factor = float(line.name.split()[1])
             assert line.config.server_lr == pytest.approx(factor * line.config.lr)
@@ -52,14 +54,14 @@ def test_the_control_multiplies_the_server_step_alone():
 
 
 def test_each_lambda_has_its_control():
-    names = [line.name for line in plan.figure5(DIGITS, 0.1)]
+    names = [line.name for line in planned_rows.figure5(DIGITS, 0.1)]
     assert names[:7] == [f"lambda {lam:g}" for lam in (3, 2, 1, 0.1, 0, -0.1, -0.5)]
     assert names[7:] == [f"step {step:g}" for step in (4, 3, 2, 1.1, 1, 0.9, 0.5)]
 
 
 def test_parts_share_runs():
     """FedDPC at the same rate is one run in Table 2, the ablation and the study of lambda; so is the doubled step."""
-    lines = plan.rows(("table2", "figure4", "figure5"), DIGITS, TUNED)
+    lines = planned_rows.rows(("table2", "figure4", "figure5"), DIGITS, TUNED)
     keys = {(line.part, line.alpha, line.name): RunSpec(line.with_seed(0)).key for line in lines}
     assert keys["table2", 0.2, "feddpc"] == keys["figure4", 0.2, "feddpc"] == keys["figure5", 0.2, "lambda 1"]
     assert keys["table2", 0.2, DOUBLED] == keys["figure4", 0.2, DOUBLED] == keys["figure5", 0.2, "step 2"]
@@ -69,52 +71,53 @@ def test_parts_share_runs():
 
 
 def test_figures_4_and_5_have_one_alpha():
-    asked = StudySpec("digits", "tiny", alphas=(0.6, 0.2))
-    for line in (*plan.figure4(asked, 0.1), *plan.figure5(asked, 0.1)):
+    asked = PaperSpec("digits", "tiny", alphas=(0.6, 0.2))
+    for line in (*planned_rows.figure4(asked, 0.1), *planned_rows.figure5(asked, 0.1)):
         assert (line.alpha, line.config.alpha, line.config.partition_options["alpha"]) == (0.6, 0.6, 0.6)
 
 
 def test_the_rate_of_the_ablation_is_the_papers_where_it_has_one():
-    assert plan.ablation_rate(StudySpec("cifar10", "paper"), Tuned("nowhere")) == 0.1
-    assert plan.ablation_rate(StudySpec("digits", "tiny", select="validation"), TUNED) == 0.01
+    assert planned_rows.ablation_rate(PaperSpec("cifar10", "paper"), Tuned("nowhere")) == 0.1
+    assert planned_rows.ablation_rate(PaperSpec("digits", "tiny", select="validation"), TUNED) == 0.01
 
 
 def test_a_setting_that_is_not_known_says_how_it_is_found():
     with pytest.raises(BadInputError, match=r"run `feddpc reproduce table2 --data cifar100 --alpha 0.2 --grid` first"):
-        plan.table2(StudySpec("cifar100", "paper"), Tuned("nowhere"))
+        planned_rows.table2(PaperSpec("cifar100", "paper"), Tuned("nowhere"))
 
 
 def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
-    asked = StudySpec(
+    asked = PaperSpec(
         "cifar100", "paper", changes={"rounds": 100}, rows=("feddpc", "fedcm"), rates=(0.1,), values=(0.1, 0.01)
     )
     assert asked.short == "100 of the paper's 800 rounds"
     assert asked.slug == "paper-100-rounds"
-    exact, fast = (StudySpec("cifar100", "paper", changes={"precision": p}) for p in ("float32", "bf16"))
+    exact, fast = (PaperSpec("cifar100", "paper", changes={"precision": p}) for p in ("float32", "bf16"))
     assert (exact.slug, fast.slug) == ("paper", "paper-bf16")  # they are not to be mixed
     assert (
-        Study("cifar100", fast.slug, fast.short, plan.table2(fast, TUNED)).title == "CIFAR-100, the paper's scale, bf16"
+        PaperStudy("cifar100", fast.slug, fast.short, planned_rows.table2(fast, TUNED)).title
+        == "CIFAR-100, the paper's scale, bf16"
     )
     assert "part of it: rates 0.1, values 0.1, 0.01" in asked.grid_words
-    assert len(plan.grid(asked)) == 2 * (1 + 2)
-    assert {line.config.rounds for line in plan.grid(asked)} == {100}
-    shorter = StudySpec("cifar100", "paper", grid_rounds=60)
-    assert {line.config.rounds for line in plan.grid(shorter)} == {60}
-    assert {line.config.rounds for line in plan.table2(shorter, TUNED)} == {800}
+    assert len(planned_rows.grid(asked)) == 2 * (1 + 2)
+    assert {line.config.rounds for line in planned_rows.grid(asked)} == {100}
+    shorter = PaperSpec("cifar100", "paper", grid_rounds=60)
+    assert {line.config.rounds for line in planned_rows.grid(shorter)} == {60}
+    assert {line.config.rounds for line in planned_rows.table2(shorter, TUNED)} == {800}
     assert ", 60 of the paper's 800 rounds, seed 0" in shorter.grid_words
     assert (shorter.short, shorter.slug) == ("", "paper")  # the grid is not the result
     assert (
-        StudySpec("cifar100", "paper", changes={"rounds": 100}, grid_rounds=60).short == "100 of the paper's 800 rounds"
+        PaperSpec("cifar100", "paper", changes={"rounds": 100}, grid_rounds=60).short == "100 of the paper's 800 rounds"
     )
-    longer = StudySpec("digits", "small", grid_rounds=400)
+    longer = PaperSpec("digits", "small", grid_rounds=400)
     assert "of the paper's 400 rounds" not in longer.grid_words
     assert longer.short == "60 of the paper's 400 rounds"
-    several = StudySpec("digits", "tiny", grid_seeds=(3, 4))
-    assert {line.seeds for line in plan.grid(several)} == {(3, 4)}
+    several = PaperSpec("digits", "tiny", grid_seeds=(3, 4))
+    assert {line.seeds for line in planned_rows.grid(several)} == {(3, 4)}
     assert "seed 3, 4" in several.grid_words
-    assert "part of it" not in StudySpec("cifar100", "paper").grid_words
-    assert StudySpec("digits", "tiny", changes={"rounds": 9}).short.endswith("rounds, 4 of 20 clients, a small MLP")
-    assert StudySpec("cifar10", "paper", changes={"rounds": 400}).short == ""
+    assert "part of it" not in PaperSpec("cifar100", "paper").grid_words
+    assert PaperSpec("digits", "tiny", changes={"rounds": 9}).short.endswith("rounds, 4 of 20 clients, a small MLP")
+    assert PaperSpec("cifar10", "paper", changes={"rounds": 400}).short == ""
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
 )
 def test_bad_questions(changes, words):
     with pytest.raises(BadInputError, match=words):
-        StudySpec(**{"data": "digits", "scale": "tiny", **changes})
+        PaperSpec(**{"data": "digits", "scale": "tiny", **changes})
 
 
 def test_data_of_targets():
@@ -148,4 +151,4 @@ def test_data_of_targets():
 
 def test_every_row_of_the_paper_is_asked_for():
     assert ROWS[: len(published.METHODS)] == published.METHODS
-    assert [line.name for line in plan.table2(DIGITS, TUNED)] == [*ROWS, *ROWS]
+    assert [line.name for line in planned_rows.table2(DIGITS, TUNED)] == [*ROWS, *ROWS]

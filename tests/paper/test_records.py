@@ -10,7 +10,7 @@ import pytest
 from feddpc.errors import RunFolderError
 from feddpc.paper import documents, presets, records, tables
 from feddpc.paper.claims import findings
-from feddpc.paper.study import Row, Study, all_runs, joined
+from feddpc.paper.study import PaperRow, PaperStudy, all_runs, joined
 from made_up import row, stored
 
 
@@ -27,8 +27,8 @@ def test_seconds_a_round_are_those_without_the_first(tmp_path):
     config = presets.preset("digits", scale="tiny", rounds=3)
     run = stored(config, [0.1, 0.2, 0.3])
     run.records[0]["seconds"] = 60.0  # compiled in it
-    rows = [Row("table2", 0.2, "feddpc", "FedDPC", config, (0,), {0: run})]
-    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    rows = [PaperRow("table2", 0.2, "feddpc", "FedDPC", config, (0,), {0: run})]
+    records.write(PaperStudy("digits", "tiny", "", rows), tmp_path / "r.json")
     (back,) = records.read(tmp_path / "r.json").rows
     assert back.values("seconds") == rows[0].values("seconds") == {0: 0.5}
 
@@ -41,8 +41,8 @@ def test_writing_again_changes_nothing(study, tmp_path):
 def test_values_are_rounded_and_what_is_missing_stays_missing(tmp_path):
     config = presets.preset("digits", scale="tiny", rounds=3)
     run = stored(config, [0.1234567, None, 0.3], loss=[1.23456, 2.0, 3e-7], mean_scale=2.123456, mean_cosine=None)
-    rows = [Row("table2", 0.2, "feddpc", "FedDPC", config, (0, 1), {0: run})]
-    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    rows = [PaperRow("table2", 0.2, "feddpc", "FedDPC", config, (0, 1), {0: run})]
+    records.write(PaperStudy("digits", "tiny", "", rows), tmp_path / "r.json")
     (back,) = records.read(tmp_path / "r.json").rows
     assert back.missing == [1]
     assert [r["test_accuracy"] for r in back.runs[0].records] == [0.12346, None, 0.3]
@@ -57,36 +57,36 @@ def test_accuracies_on_the_test_set_are_exact(tmp_path):
     """On 359 digits differences are multiples of 1/359; rounded, equal ones would no longer be equal to a test."""
     config = presets.preset("digits", scale="tiny", rounds=4)
     accuracy = [80 / 359, None, 0.0, 1.0]
-    rows = [Row("table2", 0.2, "feddpc", "FedDPC", config, (0,), {0: stored(config, accuracy)})]
-    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    rows = [PaperRow("table2", 0.2, "feddpc", "FedDPC", config, (0,), {0: stored(config, accuracy)})]
+    records.write(PaperStudy("digits", "tiny", "", rows), tmp_path / "r.json")
     (back,) = records.read(tmp_path / "r.json").rows
     assert [r["test_accuracy"] for r in back.runs[0].records] == accuracy
     lost = stored(config, [None] * 4)
-    records.write(Study("digits", "tiny", "", [dataclasses.replace(rows[0], runs={0: lost})]), tmp_path / "r.json")
+    records.write(PaperStudy("digits", "tiny", "", [dataclasses.replace(rows[0], runs={0: lost})]), tmp_path / "r.json")
     assert len(records.read(tmp_path / "r.json").rows[0].runs[0].records) == 4
 
 
 def test_how_a_run_ended_is_kept(tmp_path):
     rows = [row("table2", "feddpc", [0.5], status="diverged")]
-    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    records.write(PaperStudy("digits", "tiny", "", rows), tmp_path / "r.json")
     assert records.read(tmp_path / "r.json").rows[0].diverged == [0]
 
 
 def test_a_run_that_serves_several_rows_is_stored_once(study, tmp_path):
     shared = study.rows[0]
     twin = dataclasses.replace(shared, part="figure4")
-    records.write(Study("digits", "tiny", "", [shared, twin]), tmp_path / "r.json")
+    records.write(PaperStudy("digits", "tiny", "", [shared, twin]), tmp_path / "r.json")
     assert len(json.loads((tmp_path / "r.json").read_text())["runs"]) == len(shared.runs)
     a, b = records.read(tmp_path / "r.json").rows
     assert a.runs[0] is b.runs[0]
     # Also where one of the two was read from such a file, as when one part is asked for anew.
-    records.write(Study("digits", "tiny", "", [shared, b]), tmp_path / "again.json")
+    records.write(PaperStudy("digits", "tiny", "", [shared, b]), tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == (tmp_path / "r.json").read_text()
 
 
 def test_runs_that_came_out_alike_stay_apart(tmp_path):
     rows = [row("table2", name, [0.5]) for name in ("fedprox", "fedavg")]
-    records.write(Study("digits", "tiny", "", rows), tmp_path / "r.json")
+    records.write(PaperStudy("digits", "tiny", "", rows), tmp_path / "r.json")
     back = records.read(tmp_path / "r.json")
     assert [r.runs[0].config.method for r in back.rows] == ["fedprox", "fedavg"]
 
@@ -100,8 +100,8 @@ def test_the_whole_grid_of_cifar10_fits_into_two_megabytes():
         run = stored(config, rng.integers(0, 10_000, 400) / 10_000, loss=rng.random(400))
         for record, value in zip(run.records, rng.integers(0, 5_000, 400) / 5_000, strict=True):
             record["validation_accuracy"] = value
-        rows.append(Row("grid", 0.2, f"fedprox lr={i}", "FedProx", config, (0,), {0: run}))
-    text = records.dumps(Study("cifar10", "paper", "", rows))
+        rows.append(PaperRow("grid", 0.2, f"fedprox lr={i}", "FedProx", config, (0,), {0: run}))
+    text = records.dumps(PaperStudy("cifar10", "paper", "", rows))
     assert 0.8e6 < len(text) < 2e6
     assert "train_loss" not in text  # the grid's choice needs accuracies only
 
@@ -166,8 +166,8 @@ def test_the_time_of_all_studies_stands_beside_that_of_the_paper(whole, study):
 
 
 def test_an_empty_study_can_be_kept(tmp_path):
-    records.write(Study("digits", "tiny", "short"), tmp_path / "r.json")
-    assert records.read(tmp_path / "r.json") == Study("digits", "tiny", "short")
+    records.write(PaperStudy("digits", "tiny", "short"), tmp_path / "r.json")
+    assert records.read(tmp_path / "r.json") == PaperStudy("digits", "tiny", "short")
 
 
 def test_the_machine_is_what_all_runs_agree_on():

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from feddpc.errors import DataError
-from feddpc.paper import documents, plan, records, results, tables
+from feddpc.paper import documents, planned_rows, records, reproduction, tables
 from feddpc.paper.study import all_runs
-from feddpc.paper.study_spec import StudySpec
+from feddpc.paper.study_spec import PaperSpec
 from feddpc.paper.tuned import Tuned
 from feddpc.runs.record import load
 from feddpc.runs.runner import Stop
@@ -21,9 +21,9 @@ SMALL = {"alphas": (0.2,), "seeds": (0, 1), "changes": {"rounds": 2}, "rows": ("
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A grid and its Table 2, run once for all tests here."""
-    spec = StudySpec("digits", "tiny", **SMALL)
-    folders = results.Folders.of(tmp_path_factory.mktemp("out"), spec)
-    return spec, folders, results.reproduce(spec, ("table2",), folders, grid=True)
+    spec = PaperSpec("digits", "tiny", **SMALL)
+    folders = reproduction.Folders.of(tmp_path_factory.mktemp("out"), spec)
+    return spec, folders, reproduction.reproduce(spec, ("table2",), folders, grid=True)
 
 
 def run_folders(folders):
@@ -59,33 +59,33 @@ def test_a_grid_and_then_the_table_with_its_winners(done):
 
 def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
     """And what was found by which grid is told."""
-    folders = results.Folders(tmp_path, tmp_path / "results")
+    folders = reproduction.Folders(tmp_path, tmp_path / "results")
     changes = {"alphas": (0.2,), "seeds": (0,), "changes": {"rounds": 2}, "rows": ("feddpc", "fedavg")}
-    first = StudySpec("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
-    results.reproduce(first, ("table2",), folders, grid=True)
-    then = StudySpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
-    report = results.reproduce(then, ("table2",), folders, grid=True)
+    first = PaperSpec("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
+    reproduction.reproduce(first, ("table2",), folders, grid=True)
+    then = PaperSpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
+    report = reproduction.reproduce(then, ("table2",), folders, grid=True)
     rows = [(row.config.method, row.config.lr, row.config.rounds) for row in report.study.part("grid")]
     assert sorted(rows) == [("fedavg", 0.1, 1), ("fedavg", 0.3, 1), ("feddpc", 0.1, 2)]
     told = Tuned.read(folders.base / "tuned.json").source
     assert told == f"{then.grid_words}; for others, {first.grid_words}"
-    results.reproduce(then, ("table2",), folders, grid=True)
+    reproduction.reproduce(then, ("table2",), folders, grid=True)
     assert Tuned.read(folders.base / "tuned.json").source == told
 
 
 def test_nothing_is_run_twice(done):
     spec, folders, report = done
     before = run_folders(folders)
-    again = results.reproduce(spec, ("table2",), folders, grid=True)
+    again = reproduction.reproduce(spec, ("table2",), folders, grid=True)
     assert run_folders(folders) == before
     assert records.dumps(again.study) == records.dumps(report.study)
 
 
 def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
     _, folders, _ = done
-    wider = StudySpec("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
-    elsewhere = results.Folders(folders.base, tmp_path)
-    report = results.reproduce(wider, ("table2",), elsewhere, report_only=True, grid=False)
+    wider = PaperSpec("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
+    elsewhere = reproduction.Folders(folders.base, tmp_path)
+    report = reproduction.reproduce(wider, ("table2",), elsewhere, report_only=True, grid=False)
     assert [(o.spec.name, o.status) for o in report.missing] == [
         ("FedDPC seed 2", "missing"),
         ("FedAvg seed 2", "missing"),
@@ -97,8 +97,8 @@ def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
 
 def test_an_unfinished_grid_chooses_nothing(done, tmp_path):
     spec, _, _ = done
-    folders = results.Folders.of(tmp_path, spec)
-    report = results.reproduce(spec, ("table2",), folders, report_only=True, grid=True)
+    folders = reproduction.Folders.of(tmp_path, spec)
+    report = reproduction.reproduce(spec, ("table2",), folders, report_only=True, grid=True)
     assert report.parts == ("grid",)
     assert len(report.missing) == 4
     assert not (folders.base / "tuned.json").exists()
@@ -108,16 +108,16 @@ def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
     spec, _, _ = done
     stop = Stop()
     stop.wanted = True
-    folders = results.Folders.of(tmp_path, spec)
-    report = results.reproduce(spec, ("figure4",), folders, stop=stop, grid=False)
+    folders = reproduction.Folders.of(tmp_path, spec)
+    report = reproduction.reproduce(spec, ("figure4",), folders, stop=stop, grid=False)
     assert len(report.missing) == 8
     assert report.study.part("figure4")[0].runs == {}
 
 
 def test_parts_are_kept_beside_each_other(done):
     _, folders, _ = done
-    one_seed = StudySpec("digits", "tiny", **SMALL | {"seeds": (0,)})
-    report = results.reproduce(one_seed, ("figure4",), folders, grid=False)
+    one_seed = PaperSpec("digits", "tiny", **SMALL | {"seeds": (0,)})
+    report = reproduction.reproduce(one_seed, ("figure4",), folders, grid=False)
     kept = records.read(folders.results / "records.json")
     assert {row.part for row in kept.rows} == {"grid", "table2", "figure4"}
     assert [len(row.runs) for row in kept.part("table2")] == [2, 2]
@@ -159,17 +159,17 @@ def test_the_document_is_made_from_records_alone(done, tmp_path):
 def test_missing_data_names_the_commands(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDDPC_CACHE", str(tmp_path))
     with pytest.raises(DataError, match=r"`feddpc data get cifar10` and `feddpc data get cifar100` first"):
-        results.require_data(["cifar10", "cifar100"])
-    results.require_data(["digits"])
+        reproduction.require_data(["cifar10", "cifar100"])
+    reproduction.require_data(["digits"])
 
 
 def test_each_run_is_read_once(done, monkeypatch):
     """What a reproduction adds to its rounds does not grow with the rows that share a run."""
     spec, folders, _ = done
     read = []
-    monkeypatch.setattr(results, "load", lambda path: read.append(path) or load(path))
-    lines = plan.table2(spec, Tuned.read(folders.base / "tuned.json"))
-    rows, _, _ = results.collect([*lines, *lines, *lines], folders, report_only=True)
+    monkeypatch.setattr(reproduction, "load", lambda path: read.append(path) or load(path))
+    lines = planned_rows.table2(spec, Tuned.read(folders.base / "tuned.json"))
+    rows, _, _ = reproduction.collect([*lines, *lines, *lines], folders, report_only=True)
     assert len(read) == len(set(read)) == len(all_runs(rows)) == 4
 
 
@@ -178,7 +178,7 @@ def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, m
     from feddpc.study import workers
 
     spec, _, _ = done
-    folders, plain = results.Folders.of(tmp_path, spec), workers.execute
+    folders, plain = reproduction.Folders.of(tmp_path, spec), workers.execute
 
     def execute(setting, **how):
         if setting.config.lr == 0.3 and setting.config.method == "feddpc":
@@ -186,7 +186,7 @@ def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, m
         return plain(setting, **how)
 
     monkeypatch.setattr(workers, "execute", execute)
-    report = results.reproduce(spec, (), folders, grid=True)
+    report = reproduction.reproduce(spec, (), folders, grid=True)
     assert [(o.spec.config.lr, o.status) for o in report.missing] == [(0.3, "failed")]
     assert Tuned.read(folders.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr == 0.1
 
@@ -197,12 +197,12 @@ def test_a_page_or_figure_that_cannot_be_made_is_listed_and_the_rest_is_there(do
     def broken(*_, **__):
         raise ValueError("nothing to draw with")
 
-    monkeypatch.setattr(results.figures, "draw_all", broken)
-    monkeypatch.setattr(results, "write_page", broken)
-    folders, failures = results.Folders.of(tmp_path, spec), []
-    paths = results.write_results(report.study, ("table2",), folders, failures)
+    monkeypatch.setattr(reproduction.figures, "draw_all", broken)
+    monkeypatch.setattr(reproduction, "write_page", broken)
+    folders, failures = reproduction.Folders.of(tmp_path, spec), []
+    paths = reproduction.write_results(report.study, ("table2",), folders, failures)
     assert [path.name for path in paths] == ["results.md", "records.json"]
     assert all(path.is_file() for path in paths)
     assert [text.partition(" ")[0] for text in failures] == ["figures", "report.html"]
     with pytest.raises(ValueError, match="nothing to draw with"):
-        results.write_results(report.study, ("table2",), folders)
+        reproduction.write_results(report.study, ("table2",), folders)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from feddpc.paper.statistics import estimate, holm, paired
+from feddpc.paper.significance import estimate, holm, paired
 
 NUMBERS = st.floats(-1, 1, allow_nan=False).map(lambda x: round(x, 6))
 

@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from feddpc.paper import costs, documents, presets, published, tables
+from feddpc.paper import documents, presets, published, table1, tables
 from feddpc.paper.claims import findings
-from feddpc.paper.statistics import holm, paired
-from feddpc.paper.study import Row, Study, score
+from feddpc.paper.significance import holm, paired
+from feddpc.paper.study import PaperRow, PaperStudy, score
 from feddpc.paper.study_spec import ROWS, label
 from feddpc.paper.verdicts import show_p
 from feddpc.report.table import Table
@@ -54,7 +54,7 @@ def test_what_is_missing_or_diverged_is_said():
         row("table2", "fedprox", [], seeds=(0, 1), text="FedProx"),
         row("table2", "fedcm", [0.5], text="FedCM", status="diverged"),
     ]
-    sheet = tables.table2(Study("digits", "tiny", "", rows), 0.2)
+    sheet = tables.table2(PaperStudy("digits", "tiny", "", rows), 0.2)
     assert "Missing: FedDPC (seed 2, 3); FedProx (seed 0, 1)." in sheet.notes
     assert "Diverged: FedCM (seed 0)." in sheet.notes
     empty = cells(sheet, "FedProx")
@@ -82,12 +82,12 @@ def test_a_difference_has_one_p_value(study):
 
 def test_comparisons_with_too_few_runs():
     rows = [row("table2", "feddpc", [0.5]), row("table2", "fedcm", [0.4]), row("table2", "fedga", [], seeds=(0,))]
-    sheet = tables.differences(Study("digits", "tiny", "", rows), 0.2)
+    sheet = tables.differences(PaperStudy("digits", "tiny", "", rows), 0.2)
     assert sheet.rows[0][:4] == ["fedcm", "+10.00", "-", "-"]
     assert sheet.rows[1] == ["fedga", *["-"] * 6]
     assert sheet.notes == ["One seed: nothing can be tested."]
-    assert tables.differences(Study("digits", "tiny", "", rows[1:]), 0.2) is None
-    assert tables.differences(Study("digits", "tiny", "", rows[:1]), 0.2) is None
+    assert tables.differences(PaperStudy("digits", "tiny", "", rows[1:]), 0.2) is None
+    assert tables.differences(PaperStudy("digits", "tiny", "", rows[:1]), 0.2) is None
 
 
 def test_a_score_is_what_the_records_say():
@@ -117,13 +117,13 @@ def test_a_sheet_is_the_same_in_all_forms(study):
 
 
 def test_table_1_agrees_where_the_paper_counts_all():
-    local, server = costs.table1("cifar10", "paper")
+    local, server = table1.tables("cifar10", "paper")
     assert "d = 62,006, m = 2 batches of n = 256, k' = 10" in local.title
     for name, formula in published.TABLE1.items():
         ours = cells(local, label(name))
         assert ours["paper"] == formula.local_text
         assert float(ours["operations"]) == pytest.approx(62_006 * formula.local(2, 256), rel=1e-3)
-        assert (ours["gradients a step"], ours["agrees"]) == ("1", "yes")
+        assert (ours["gradients per step"], ours["agrees"]) == ("1", "yes")
         assert float(cells(server, label(name))["operations"]) == pytest.approx(62_006 * formula.server(10), rel=1e-3)
     states = {name: cells(server, label(name))["agree"] for name in published.TABLE1}
     # What the paper's column leaves out: FedCM's and FedDPC's vector, and FedVARP's table of all clients.
@@ -137,7 +137,7 @@ def test_table_1_agrees_where_the_paper_counts_all():
 
 @pytest.mark.parametrize(("data", "d"), [("cifar100", 11_227_812), ("tiny-imagenet", 11_279_112)])
 def test_the_size_of_the_papers_models(data, d):
-    assert costs.parameters(data, "paper") == d
+    assert table1.parameters(data, "paper") == d
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_the_size_of_the_papers_models(data, d):
 )
 def test_a_short_grid_says_what_it_cannot_tell(best, rounds, begun, early):
     rows = [row("grid", "feddpc", [best], rounds=rounds), row("table2", "feddpc", [0.9], rounds=9)]
-    notes = " ".join(tables.grid(Study("digits", "tiny", "", rows), 0.2).notes)
+    notes = " ".join(tables.grid(PaperStudy("digits", "tiny", "", rows), 0.2).notes)
     assert ("The table has runs of 9 rounds: a setting that is best early" in notes) == early
     assert ("Less than 4 times what guessing gives (10.00 %): FedDPC." in notes) == (not begun)
-    study = Study("digits", "tiny", "", rows)
+    study = PaperStudy("digits", "tiny", "", rows)
     assert ("The grid behind these settings had hardly begun" in " ".join(tables.table2(study, 0.2).notes)) != begun
     assert ("this order says little" in documents.render([study], "images")) != begun
 
@@ -168,8 +168,8 @@ def test_a_winner_at_the_end_of_a_part_of_the_grid_is_named(rates, best, said):
     for lr in rates:
         config = presets.preset("digits", "fedavg", scale="tiny", rounds=2, lr=lr, validation=0.1)
         run = stored(config, [0.5, 0.9 if lr == best else 0.8])
-        rows.append(Row("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,), {0: run}))
-    notes = tables.grid(Study("digits", "tiny", "", rows), 0.2).notes
+        rows.append(PaperRow("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,), {0: run}))
+    notes = tables.grid(PaperStudy("digits", "tiny", "", rows), 0.2).notes
     assert [note for note in notes if note.startswith("Best at")] == ([said] if said else [])
     assert f"rates: {', '.join(f'{lr:g}' for lr in rates)}. Best on test" in notes[0]
 
@@ -181,7 +181,7 @@ def test_the_grids_table_shows_both_choices():
         run = stored(config, [0.1, test])
         for record in run.records:
             record["validation_accuracy"] = validation
-        rows.append(Row("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,), {0: run}))
-    (line,) = tables.grid(Study("digits", "tiny", "", rows), 0.2).rows
+        rows.append(PaperRow("grid", 0.2, f"fedavg lr={lr:g}", "FedAvg", config, (0,), {0: run}))
+    (line,) = tables.grid(PaperStudy("digits", "tiny", "", rows), 0.2).rows
     # Validation is the same in both rounds, so the first is chosen, and its test accuracy stands there.
     assert line == ["FedAvg", "2", "0", "lr 1", "90.00", "lr 0.1", "10.00"]

@@ -8,7 +8,7 @@ import pytest
 
 from feddpc.errors import RunFolderError
 from feddpc.paper import presets
-from feddpc.paper.study import Row
+from feddpc.paper.study import PaperRow
 from feddpc.paper.study_spec import ROWS
 from feddpc.paper.tuned import Setting, Tuned, known, setting_of, winners
 from made_up import stored
@@ -19,7 +19,7 @@ def candidate(name, lr, test, validation, *, status="finished", there=True, **hy
     config = presets.preset(
         "digits", name.partition(" ")[0], scale="tiny", rounds=3, lr=lr, hyper=hyper, validation=0.1
     )
-    about = Row("grid", 0.2, f"{name} lr={lr:g}", name, config, (0,))
+    about = PaperRow("grid", 0.2, f"{name} lr={lr:g}", name, config, (0,))
     run = stored(config, [0.1, test, test - 0.05], status=status)
     for record, value in zip(run.records, (0.1, validation - 0.05, validation), strict=True):
         record["validation_accuracy"] = value

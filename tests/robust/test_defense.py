@@ -149,7 +149,7 @@ def test_those_who_trained_are_judged_apart_from_those_who_did_not():
     trained = torch.tensor([True, False, True, False, True, False])
     assert Defense(norm=1.6).screen(up, trained, {})[0].tolist() == [True] * 6
     assert screened(Defense(norm=1.6), up, {})[0].tolist() == [True, False, True, False, True, False]
-    judged = Defense(rules.make("median")).judge(up, trained)
+    judged = Defense(rules.make("median")).apply_rule(up, trained)
     assert judged.up["sent"].flatten().tolist() == [2, 200, 2, 200, 2, 200]
 
 

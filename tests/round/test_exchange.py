@@ -24,8 +24,8 @@ class Small:
         def train(method, task, w, down, own, plan, lr):
             self.tried.append(len(plan.clients))
             if len(plan.clients) > self.room:
-                task.tally.clients = len(plan.clients)
-                task.tally.add(gradients=1, passes=1)
+                task.work.clients = len(plan.clients)
+                task.work.add(gradients=1, passes=1)
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return plain(method, task, w, down, own, plan, lr)
 

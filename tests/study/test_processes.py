@@ -11,7 +11,7 @@ import pytest
 
 from feddpc.runs.runner import Stop
 from feddpc.study import Processes, run_study, workers
-from feddpc.study.workers import Batch, run_batch
+from feddpc.study.workers import RunBatch, run_batch
 from forked import Forked
 from sweeping import numbers, records, specs, thirty_rounds
 
@@ -122,7 +122,7 @@ def test_workers_of_a_killed_sweep_go_home(tmp_path, script):
 
 
 def test_a_worker_that_dies_again_and_again_gives_the_item_up(tmp_path, monkeypatch):
-    class Doomed(workers.Pool):
+    class Doomed(workers.WorkerPool):
         size = 1
         deaths = (ChildProcessError,)
 
@@ -158,7 +158,7 @@ def test_a_wish_to_stop_reaches_the_processes(tmp_path):
 def test_a_batch_that_is_stopped_says_what_was_not_begun(tmp_path):
     stop = Stop()
     stop.wanted = True
-    given = Batch(tuple(specs()[:2]), tmp_path)
+    given = RunBatch(tuple(specs()[:2]), tmp_path)
     assert [report.state for report in run_batch(given, stop=stop)] == ["interrupted", "interrupted"]
 
 

@@ -58,14 +58,14 @@ def test_a_killed_worker_does_not_change_the_table(tmp_path, cluster, gate, monk
     wanted = specs((f"{tmp_path / 'waiting.py'}:Waiting", "feddpc"), rounds=20)
     whole = run_study(wanted, tmp_path / "whole")
     killed, came_back = [], []
-    plain = runner._Study._receive
+    plain = runner._StudyExecution._receive
 
     def watched(study, future, pool):
         came_back.append(future.exception())
         plain(study, future, pool)
         gate.touch()  # only now: a worker outlives its node by a moment, and could still have ended its run
 
-    monkeypatch.setattr(runner._Study, "_receive", watched)
+    monkeypatch.setattr(runner._StudyExecution, "_receive", watched)
 
     def kill_one(progress):
         if progress.rounds == 22 and not killed:  # both workers are in round 12

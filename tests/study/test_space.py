@@ -9,7 +9,7 @@ from feddpc.study import Space, StudyPlan
 from feddpc.study.adaptive import SAMPLERS
 from feddpc.study.overrides import Overrides
 from feddpc.study.plan import differences, make_space
-from feddpc.study.space import Options, Range, parse, spelled, values
+from feddpc.study.space import Categorical, Range, parse, spelled, values
 
 AXES = {"lr": "log:1e-4:1", "epochs": "int:1:4", "lam": "uniform:0:2", "guard": "zero,soft"}
 
@@ -160,7 +160,7 @@ def test_mistakes_are_said(make, said):
 @pytest.mark.parametrize("listed", [[0.1, 3, True, "soft"], [[8], [16, 8]], [1e-17, 0.1 + 0.2]])
 def test_values_are_read_back_as_they_were(listed):
     assert values(spelled(listed)) == listed
-    assert parse(str(Options(tuple(listed)))).values == tuple(listed)
+    assert parse(str(Categorical(tuple(listed)))).values == tuple(listed)
 
 
 @pytest.mark.parametrize("text", ["log:0.0001:1", "uniform:-1:2.5", "int:1:8", "logint:1:1024"])

@@ -1,4 +1,4 @@
-"""The Python interface: one run (`simulate`, `rerun`), several (`compare`), and parts of one's own (`register`)."""
+"""The Python interface: one run (`simulate`, `rerun`), several (`compare`), and parts of your own (`register`)."""
 
 from feddpc.api.comparison import compare
 from feddpc.api.registries import REGISTRIES, register

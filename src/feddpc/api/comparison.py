@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import nn
 
 from feddpc import methods as registered
-from feddpc.api.own import Own, make_method, one_rate, refuse_none
 from feddpc.api.results import Comparison, result_of
+from feddpc.api.user_objects import UserObjects, make_method, one_rate, refuse_none
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.checks import check_int
 from feddpc.data import Dataset
@@ -25,7 +25,7 @@ from feddpc.report.groups import differing, show
 from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import Stop
 from feddpc.runs.tracking import Track
-from feddpc.study.compare import OwnParts, run_comparison
+from feddpc.study.compare import ComparisonParts, run_comparison
 from feddpc.study.overrides import Overrides
 
 
@@ -92,13 +92,13 @@ def compare(
     numbers = _seeds(seeds)
     overrides = _overrides(methods, hyper or {})
     labels = _labels(methods, overrides)
-    own = Own.of(data=data, model=model, method=None, partition=partition, more=more)
+    own = UserObjects.of(data=data, model=model, method=None, partition=partition, more=more)
     given = {"clients": clients, "rounds": rounds, "cohort": cohort, "server_lr": server_lr}
     given |= one_rate(more, client_lr) | own.values
     overrides.values |= {key: value for key, value in given.items() if value is not None}
     if isinstance(data, str | Path) and own.parts["data"].client_ids is None:
         del own.parts["data"]  # it is loaded by its name, once for all comparisons of this process
-    things = OwnParts(own.parts, {name: method for name, (_, method) in labels.items() if method is not None})
+    things = ComparisonParts(own.parts, {name: method for name, (_, method) in labels.items() if method is not None})
     display, stop = make_display(progress), Stop()
     with stop.on_callers_interrupt(), display or nullcontext():
         outcomes = run_comparison(
@@ -146,14 +146,14 @@ def _labels(methods: Sequence[Any], overrides: Overrides) -> dict[str, tuple[str
     for one in methods:
         if isinstance(one, str) and methods.count(one) > 1:
             raise BadInputError(f"methods holds {one!r} {methods.count(one)} times: give each once")
-    made = [
+    instances = [
         registered.create(one, **overrides.hyper.get(one, {})) if isinstance(one, str) else make_method(one)
         for one in methods
     ]
-    count = Counter(method.name for method in made)
+    count = Counter(method.name for method in instances)
     labels: dict[str, tuple[str, Method | None]] = {}
-    for one, method in zip(methods, made, strict=True):
-        label, alike = method.name, [other.hyper() for other in made if other.name == method.name]
+    for one, method in zip(methods, instances, strict=True):
+        label, alike = method.name, [other.hyper() for other in instances if other.name == method.name]
         if count[method.name] > 1:
             if alike.count(method.hyper()) > 1:
                 raise BadInputError(

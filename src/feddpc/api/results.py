@@ -188,7 +188,7 @@ class Comparison:
     def _runs(self) -> list[StoredRun]:
         return [result.stored for result in self.results.values()]
 
-    def _rows(self) -> list[tables.Row]:
+    def _rows(self) -> list[tables.ResultRow]:
         return tables.rows(self._runs())
 
 

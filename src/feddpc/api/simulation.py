@@ -1,4 +1,4 @@
-"""One run: :func:`simulate` for one's own module and data, :func:`rerun` for a run that was made."""
+"""One run: :func:`simulate` for a module and data of your own, :func:`rerun` to repeat a stored run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import nn
 
 from feddpc import methods
-from feddpc.api.own import Own, one_rate, refuse_none
 from feddpc.api.results import Rerun, Result, result_of
+from feddpc.api.user_objects import UserObjects, one_rate, refuse_none
 from feddpc.build import build
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.config import Config, code_in
@@ -76,7 +76,7 @@ def simulate(
         on_round: called with every round's record.
         callbacks: objects of subclasses of :class:`Callback`, which follow the run and may stop it.
         progress: show a bar, or plain lines where there is no terminal, on standard error.
-        track: trackers that are told of every round, by name (``"tensorboard,mlflow"``) or one's own; needs ``out``.
+        track: trackers that are told of every round, by name (``"tensorboard,mlflow"``) or your own; needs ``out``.
         more: any other key of the configuration, e.g. ``alpha=0.6, batch_size=32, engine="loop", hyper={"lam": 0.5}``,
             or ``participation="poisson", privacy={"clip": 1.0, "epsilon": 8.0}`` for differential privacy. ``task``,
             ``loss``, ``transform`` and ``metrics`` may also be objects: a class of :class:`NetworkTask`, a function of
@@ -96,7 +96,7 @@ def simulate(
             raise BadInputError("resume=True needs out, the folder of the run to continue")
         check_resumable(folder)
     with preserve_torch_globals():
-        own = Own.of(data=data, model=model, method=method, partition=partition, more=more)
+        own = UserObjects.of(data=data, model=model, method=method, partition=partition, more=more)
         values = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
         values |= ({} if clients is None else {"clients": clients}) | own.values
         config = Config.read(values)
@@ -142,7 +142,7 @@ def rerun(
     callbacks = check_callbacks(callbacks)
     changes = one_rate(changes, changes.pop("client_lr", None))
     with preserve_torch_globals():
-        own = Own.of(data=data, model=model, method=method, partition=partition, more=changes)
+        own = UserObjects.of(data=data, model=model, method=method, partition=partition, more=changes)
         again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=6))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))

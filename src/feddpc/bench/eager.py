@@ -16,7 +16,7 @@ from feddpc.build import resolve_device
 from feddpc.data.array_checks import IGNORED
 from feddpc.experiment import Experiment
 from feddpc.models.base import BodyAndHead
-from feddpc.models.text import Block, Transformer
+from feddpc.models.text import Transformer, TransformerBlock
 
 
 class Eager:
@@ -92,7 +92,7 @@ class PlainTransformer(nn.Module):
         self.positions = nn.Embedding(len(net.positions), width, _weight=net.positions.detach().clone())
         self.encoder = nn.TransformerEncoder(layer, len(net.blocks), net.norm, enable_nested_tensor=False)
         for own, block in zip(self.encoder.layers, net.blocks, strict=True):
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             parts: dict[str, nn.Module] = {
                 "self_attn.in_proj_": block.queries_keys_values,
                 "self_attn.out_proj.": block.mixed,

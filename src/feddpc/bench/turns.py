@@ -27,7 +27,7 @@ from feddpc.runs import engine_choice
 from feddpc.torch_globals import set_precision
 
 WARM_UP = 2
-#: Turns that everyone gets, and that nobody gets more than, when none were asked for.
+#: The least and the most turns of each entrant, when no number was asked for.
 LEAST, MOST = 2, 15
 #: Seconds for the rounds of one workload when no number of turns was asked for.
 LIMIT = 30.0

@@ -53,7 +53,7 @@ def bench(
         raise unknown("thing to run against", against, ["eager"])
     from rich.console import Console
 
-    from feddpc.bench import machine, server, turns
+    from feddpc.bench import machine, server_times, turns
     from feddpc.bench.workloads import WORKLOADS
     from feddpc.build import resolve_device
     from feddpc.runs.engine_choice import ENGINES
@@ -85,7 +85,7 @@ def bench(
         figures["workloads"].append(result)
         _print(console, rounds_table(result), result["rows"])
     tell("server step")
-    rows = figures["server"] = server.measure(server.RESNET18 // (10 if quick else 1), device=device)
+    rows = figures["server"] = server_times.measure(server_times.RESNET18 // (10 if quick else 1), device=device)
     _print(console, server_table(rows), rows)
     if out:
         replace_text(out, json.dumps(figures, indent=1) + "\n")
@@ -131,8 +131,8 @@ def rounds_table(result: dict[str, Any]) -> Table:
     """Return a workload's rows as a table; milliseconds, medians over turns."""
     from feddpc.report.table import Table
 
-    made = sorted({row["turns"] for row in result["rows"] if "turns" in row}) or [0]
-    turns = " to ".join(dict.fromkeys(str(n) for n in (made[0], made[-1])))
+    turns_made = sorted({row["turns"] for row in result["rows"] if "turns" in row}) or [0]
+    turns = " to ".join(dict.fromkeys(str(n) for n in (turns_made[0], turns_made[-1])))
     split = f"alpha {result['alpha']}" if result["partition"] == "dirichlet" else result["partition"]
     title = (
         f"{result['title']}, {result['cohort']} of {result['clients']} clients, {split}, batch "

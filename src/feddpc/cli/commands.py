@@ -52,7 +52,7 @@ class Command(_Explained, TyperCommand):
     """A command."""
 
 
-class Group(_Explained, TyperGroup):
+class CommandGroup(_Explained, TyperGroup):
     """Commands below one name; a mistyped one is corrected."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -74,7 +74,7 @@ class Group(_Explained, TyperGroup):
             raise UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """Commands that are imported when they are used, so that the help of the group itself is quick."""
 
     #: By name: ``MODULE:FUNCTION`` or ``MODULE:GROUP``, and the line that the help text shows.
@@ -89,12 +89,12 @@ class LazyGroup(Group):
         if name not in self.lazy:
             return None
         module, _, attribute = self.lazy[name][0].partition(":")
-        found: Any = getattr(import_module(module), attribute)
+        command: Any = getattr(import_module(module), attribute)
         parent = typer.Typer(rich_markup_mode=None)
-        if isinstance(found, typer.Typer):
-            parent.add_typer(found, name=name)
+        if isinstance(command, typer.Typer):
+            parent.add_typer(command, name=name)
         else:
-            parent.command(name, cls=Command)(found)
+            parent.command(name, cls=Command)(command)
         return typer.main.get_group(parent).commands[name]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from feddpc.cli.commands import Command, Group
+from feddpc.cli.commands import Command, CommandGroup
 
-app = typer.Typer(cls=Group, help="List, verify and fetch data sets.", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, help="List, verify and fetch data sets.", no_args_is_help=True)
 
 
 @app.command("list", cls=Command)

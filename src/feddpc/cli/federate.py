@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
-from feddpc.cli.commands import Command, Group
+from feddpc.cli.commands import Command, CommandGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from feddpc.tasks.metrics import Metric
 
-app = typer.Typer(cls=Group, help="Run a real federation over Flower.", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, help="Run a real federation over Flower.", no_args_is_help=True)
 
 
 @app.command(cls=Command)
@@ -101,7 +101,7 @@ def check(
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.crt.")],
 ) -> None:
     """Check whether a node on this machine can reach a SuperLink."""
-    from feddpc.federate.network import check_server
+    from feddpc.federate.connections import check_server
     from feddpc.flower import check_flwr
 
     check_flwr()

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
-from feddpc.cli.commands import Command, Group
+from feddpc.cli.commands import Command, CommandGroup
 from feddpc.errors import BadInputError, RunFolderError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from feddpc.paper.results import Report
+    from feddpc.paper.reproduction import Report
     from feddpc.report.table import Table
     from feddpc.study.workers import Workers
 
 app = typer.Typer(
-    cls=Group, help="The paper's tables and figures, run again, next to what it reports.", no_args_is_help=True
+    cls=CommandGroup, help="The paper's tables and figures, run again, next to what it reports.", no_args_is_help=True
 )
 
 #: What `feddpc reproduce --help` says of each target.
@@ -101,9 +101,9 @@ def reproduce(
     """Run what is missing, then print tables and findings and write figures and a page."""
     from rich.console import Console
 
-    from feddpc.paper import results
+    from feddpc.paper import reproduction
     from feddpc.paper.presets import default_scale, preset
-    from feddpc.paper.study_spec import StudySpec, data_of
+    from feddpc.paper.study_spec import PaperSpec, data_of
     from feddpc.report.display import Many
     from feddpc.runs.runner import Stop
 
@@ -121,13 +121,13 @@ def reproduce(
         "changes": given,
     }
     chosen = {k: v for k, v in chosen.items() if v is not None}
-    specs = [StudySpec(name, scale or default_scale(name), **chosen) for name in wanted]
+    specs = [PaperSpec(name, scale or default_scale(name), **chosen) for name in wanted]
     if not report_only and target != "table1":
-        results.require_data(list(wanted))
+        reproduction.require_data(list(wanted))
     speak = not (quiet or as_json)
     costs: list[Table] = []
     for spec in specs if target in ("table1", "all") else ():
-        costs += results.write_table1(spec, results.Folders.of(out, spec))
+        costs += reproduction.write_table1(spec, reproduction.Folders.of(out, spec))
     for table in costs if speak else ():
         _show_table(table)
     stop, reports = Stop(), []
@@ -136,10 +136,10 @@ def reproduce(
             model = preset(spec.data, scale=spec.scale).model
             count = at_once or flags.usual_at_once(given.get("device"), spec.data, model)
             with Many(Console(stderr=True), spec.data, quiet=report_only or not speak) as progress:
-                report = results.reproduce(
+                report = reproduction.reproduce(
                     spec,
                     wanted[spec.data],
-                    results.Folders.of(out, spec),
+                    reproduction.Folders.of(out, spec),
                     grid=grid,
                     report_only=report_only,
                     workers=_workers(spec.data, processes, count),
@@ -221,10 +221,10 @@ def _show(report: Report) -> None:
 
     for table in report.tables:
         _show_table(table)
-    console, judged = _console(), report.findings
-    if judged:
+    console, findings = _console(), report.findings
+    if findings:
         console.print(f"\nWhat holds, {report.study.title}", style="bold", highlight=False)
-    for finding in judged:
+    for finding in findings:
         where = "" if finding.line is None else f" (paper.tex, line {finding.line})"
         console.print(f"{finding.verdict + ':':{INDENT}}{finding.claim}{where}", highlight=False, markup=False)
         console.print(Padding(Text(finding.numbers, style="dim"), (0, 0, 0, INDENT), expand=False))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddpc.cli import flags
-from feddpc.cli.commands import Command, Group
+from feddpc.cli.commands import Command, CommandGroup
 from feddpc.config import PER_RUN_KEYS
 from feddpc.errors import BadInputError, RunFolderError, unknown
 from feddpc.registry import short_name
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feddpc.study.workers import Workers
 
 app = typer.Typer(
-    cls=Group, help="Try settings of several methods with one budget, and choose.", invoke_without_command=True
+    cls=CommandGroup, help="Try settings of several methods with one budget, and choose.", invoke_without_command=True
 )
 
 SEARCH = "Search"
@@ -162,12 +162,12 @@ def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) 
 def _usual_at_once(plan: StudyPlan, device: str | None) -> int:
     """Return the default of --at-once: one, if some of the models may be large."""
     from feddpc.config import Config
-    from feddpc.study.space import Options
+    from feddpc.study.space import Categorical
 
     def all_of(key: str) -> list[Any]:
         axis = plan.space.axes.get(key) if plan.space else None
         default = plan.overrides.values.get(key, getattr(Config, key))
-        return list(axis.values) if isinstance(axis, Options) else [default]
+        return list(axis.values) if isinstance(axis, Categorical) else [default]
 
     device = device or plan.overrides.values.get("device")
     return min(flags.usual_at_once(device, str(d), str(m)) for d in all_of("data") for m in all_of("model"))

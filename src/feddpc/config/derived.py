@@ -41,7 +41,7 @@ PER_RUN_KEYS = tuple(name for name, facts in keys().items() if facts.per_run)
 AFTER_SETUP_KEYS = tuple(name for name, facts in keys().items() if facts.after_setup)
 #: Keys that are tuned by default, besides the hyper-parameters.
 TUNED_KEYS = tuple(name for name, facts in keys().items() if facts.tuned)
-#: Keys that a resumed run may have otherwise than before.
+#: Keys whose values may change when a run is resumed.
 MAY_CHANGE = tuple(name for name, facts in keys().items() if facts.may_change)
 #: Keys whose value is no table: those that ``--set KEY=VALUE`` and flags set directly.
 PLAIN_KEYS = tuple(name for name, facts in keys().items() if not facts.options_of)

@@ -95,7 +95,7 @@ class Config(Keyed):
     alpha: float = key(0.2, "Parameter of the Dirichlet partitions; small values give uneven clients.", "data")
     participation: str = key(
         "uniform",
-        "How the cohort of a round is sampled; poisson may sample nobody, and is what privacy needs.",
+        "How the cohort of a round is sampled; poisson may sample no client, and is what privacy needs.",
         "federation",
         kind="sampler",
         choices=("uniform", "bernoulli", "poisson", "cyclic", "markov", "weighted"),
@@ -180,7 +180,7 @@ class Config(Keyed):
         shown="what the method needs; the same for all methods of a comparison",
     )
     validation: float = key(
-        0.0, "Share of every class of the training set that nobody trains on, evaluated after every round.", "data"
+        0.0, "Share of every class of the training set that no client trains on, evaluated after every round.", "data"
     )
     seed: int = key(0, "Seed of partition, initial model, cohorts and batches.", "training", per_run=True)
     buffers: Literal["auto", "average", "local", "refuse"] = key(

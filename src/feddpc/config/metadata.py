@@ -89,15 +89,15 @@ class Keyed:
     def differences(self, given: Mapping[str, Any]) -> list[str]:
         """Say where ``given`` asks for something else than this configuration; ``auto`` asks for nothing."""
         own, given = _plain(self.asdict()), _plain(_split_choices(type(self), given))
-        found = []
+        differing = []
         for key, value in given.items():
             if isinstance(value, dict):
-                found += [
+                differing += [
                     f"{key}.{k} = {v!r}, was {own[key].get(k)!r}" for k, v in value.items() if own[key].get(k) != v
                 ]
             elif value != "auto" and own.get(key) != value:
-                found.append(f"{key} = {value!r}, was {own.get(key)!r}")
-        return found
+                differing.append(f"{key} = {value!r}, was {own.get(key)!r}")
+        return differing
 
 
 def _plain(value: Any) -> Any:

@@ -117,9 +117,9 @@ def _load_path(path: Path) -> Dataset:
 
 def _load_own(name: str, options: dict[str, Any]) -> Dataset:
     """Call the user's function, which returns a :class:`Dataset` or (x_train, y_train, x_test, y_test)."""
-    made = DATA.build(name, {}, options)
-    if isinstance(made, Dataset):
-        return made
-    if not isinstance(made, tuple | list) or len(made) != 4:
+    dataset = DATA.build(name, {}, options)
+    if isinstance(dataset, Dataset):
+        return dataset
+    if not isinstance(dataset, tuple | list) or len(dataset) != 4:
         raise DataError(f"data set {name!r} must return a Dataset or (x_train, y_train, x_test, y_test)")
-    return Dataset.from_arrays(*made, name=short_name(name))
+    return Dataset.from_arrays(*dataset, name=short_name(name))

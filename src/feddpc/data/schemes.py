@@ -74,10 +74,10 @@ def dirichlet(labels: Ids, clients: int, seed: int, *, alpha: float = 0.2, min_s
     tries = int(np.clip(10**8 // (len(labels) + len(by_class) * clients), 10, 5000))
     best = 0
     for _ in range(tries):
-        dealt = _yurochkin_try(by_class, clients, len(labels) / clients, concentration, stream)
-        if dealt is None:
+        drawn = _yurochkin_try(by_class, clients, len(labels) / clients, concentration, stream)
+        if drawn is None:
             continue
-        order, sizes = dealt
+        order, sizes = drawn
         if sizes.min() >= least:
             for mine in np.split(order, np.cumsum(sizes)[:-1]):
                 stream.shuffle(mine)
@@ -154,11 +154,11 @@ def shards(labels: Ids, clients: int, seed: int, *, shards: int = 2) -> Split:
         )
     lengths = _even(len(labels), pieces)
     starts = np.cumsum(lengths) - lengths
-    dealt = generator(seed, "partition").permutation(pieces)
+    drawn = generator(seed, "partition").permutation(pieces)
     # Positions of the pieces in their new order: the start of each piece plus the offset within it.
-    within = np.arange(len(labels)) - np.repeat(np.cumsum(lengths[dealt]) - lengths[dealt], lengths[dealt])
-    order = np.argsort(labels, kind="stable")[np.repeat(starts[dealt], lengths[dealt]) + within]
-    return order, lengths[dealt].reshape(clients, per_client).sum(1)
+    within = np.arange(len(labels)) - np.repeat(np.cumsum(lengths[drawn]) - lengths[drawn], lengths[drawn])
+    order = np.argsort(labels, kind="stable")[np.repeat(starts[drawn], lengths[drawn]) + within]
+    return order, lengths[drawn].reshape(clients, per_client).sum(1)
 
 
 def quantity(samples: int, clients: int, seed: int, *, alpha: float = 0.5, min_size: int | None = None) -> Split:
@@ -284,18 +284,18 @@ def make(
     elif clients is None and "clients" in parameters:
         raise BadInputError(f"partition = {name!r} needs the number of clients: give clients")
     available = {"labels": y, "samples": len(y), "clients": clients, "seed": seed, "client_ids": client_ids}
-    dealt = PARTITIONS.build(name, available, options)
-    if isinstance(dealt, tuple) and len(dealt) == 2:
-        dealt = Partition.from_sizes(*dealt)
-    elif isinstance(dealt, Sequence):
-        dealt = Partition.from_lists(dealt)
-    if not isinstance(dealt, Partition) or clients not in (None, len(dealt)):
-        what = f"{len(dealt)} clients" if isinstance(dealt, Partition) else f"a {type(dealt).__name__}"
+    drawn = PARTITIONS.build(name, available, options)
+    if isinstance(drawn, tuple) and len(drawn) == 2:
+        drawn = Partition.from_sizes(*drawn)
+    elif isinstance(drawn, Sequence):
+        drawn = Partition.from_lists(drawn)
+    if not isinstance(drawn, Partition) or clients not in (None, len(drawn)):
+        what = f"{len(drawn)} clients" if isinstance(drawn, Partition) else f"a {type(drawn).__name__}"
         raise BadInputError(
             f"partition {name!r} returned {what}: it must return a list with the sample indices of each of the "
             f"{clients} clients"
         )
-    return dealt
+    return drawn
 
 
 def summary(partition: Partition, labels: npt.ArrayLike, classes: int) -> dict[str, float]:

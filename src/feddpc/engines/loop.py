@@ -12,7 +12,7 @@ from torch import Tensor
 from feddpc.data.batches import BatchPlan
 from feddpc.engines.base import Engine, Trained, stack
 from feddpc.methods.base import ClientContext, Method, State
-from feddpc.tasks.base import Rows, Task, forked
+from feddpc.tasks.base import BatchIndices, Task, forked
 
 R = TypeVar("R")
 
@@ -58,11 +58,11 @@ class Loop(Engine):
         return [work(task, i) for i in range(len(plan.clients))]
 
 
-def _batches(plan: BatchPlan, i: int, device: torch.device) -> Iterator[Rows]:
+def _batches(plan: BatchPlan, i: int, device: torch.device) -> Iterator[BatchIndices]:
     for k in range(plan.steps[i]):
         n = plan.count[i, k]
         draws = None if plan.draws is None else torch.from_numpy(plan.draws[i, k, :n]).to(device)
-        yield Rows(torch.from_numpy(plan.index[i, k, :n]).to(device), draws=draws)
+        yield BatchIndices(torch.from_numpy(plan.index[i, k, :n]).to(device), draws=draws)
 
 
 def _own_noise(task: Task, plan: BatchPlan, i: int, device: torch.device) -> AbstractContextManager[object]:

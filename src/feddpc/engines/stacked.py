@@ -14,7 +14,7 @@ from torch.func import vmap
 from feddpc.data.batches import BatchPlan
 from feddpc.engines.base import Engine, Trained
 from feddpc.methods.base import ClientContext, Method, State
-from feddpc.tasks.base import Rows, Task
+from feddpc.tasks.base import BatchIndices, Task
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -51,15 +51,15 @@ class Stacked(Engine):
         index, mask, *_ = _rows(plan, w.device)
 
         def ask(index: Tensor, mask: Tensor) -> State:
-            return method.probe(task, w, [Rows(i, m) for i, m in zip(index, mask, strict=True)])
+            return method.probe(task, w, [BatchIndices(i, m) for i, m in zip(index, mask, strict=True)])
 
-        before = replace(task.tally)
+        before = replace(task.work)
         probed: State = vmap(ask)(index, mask)
         # Clients with fewer batches went along on padding, which does not count as work.
         batches, longest = int(plan.steps.sum()), int(plan.steps.max())
         for key in ("gradients", "passes"):
-            once = (getattr(task.tally, key) - getattr(before, key)) // longest
-            setattr(task.tally, key, getattr(before, key) + once * batches)
+            once = (getattr(task.work, key) - getattr(before, key)) // longest
+            setattr(task.work, key, getattr(before, key) + once * batches)
         return probed
 
     @torch.no_grad()
@@ -78,7 +78,7 @@ class Stacked(Engine):
             return method.start(ClientContext(w, down, own, lr, steps))
 
         def step(y: Tensor, own: State, steps: Tensor, live: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
-            new, loss = method.step(task, y, task.fetch(Rows(*rows)), ClientContext(w, down, own, lr, steps))
+            new, loss = method.step(task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps))
             return torch.where(live, new, y), torch.where(live, loss, 0.0)
 
         def finish(y: Tensor, own: State, steps: Tensor) -> tuple[State, State]:
@@ -90,18 +90,18 @@ class Stacked(Engine):
             n = int((plan.steps > k).sum()) if self.narrow else len(steps)
             width = int(plan.count[:, k].max()) if self.narrow else plan.index.shape[2]
             mine = {key: v[:n] for key, v in own.items()}
-            task.tally.clients = n
+            task.work.clients = n
             moved, loss = all_step(y[:n], mine, steps[:n], steps[:n] > k, *(t[:n, k, :width] for t in rows))
             y = torch.cat([moved, y[n:]])
             total[:n] += loss
-        task.tally.clients = 1
+        task.work.clients = 1
         up, new = vmap(finish)(y, own, steps)
         loss = total / steps.clamp(min=1)
         return Trained({k: v[back] for k, v in up.items()}, {k: v[back] for k, v in new.items()}, loss[back])
 
 
 def _rows(plan: BatchPlan, device: torch.device) -> list[Tensor]:
-    """Return index, mask and, when the data are augmented, draws, as :class:`Rows` wants them."""
+    """Return index, mask and, when the data are augmented, draws, as :class:`BatchIndices` wants them."""
     index, count = (torch.from_numpy(a).to(device) for a in (plan.index, plan.count))
     mask = torch.arange(index.shape[2], device=device) < count[..., None]
     return [index, mask] if plan.draws is None else [index, mask, torch.from_numpy(plan.draws).to(device)]

@@ -33,7 +33,7 @@ class Threads(Loop):
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers  #: None means as many as torch has threads
-        self._crew: _Crew | None = None
+        self._threads: _TaskThreads | None = None
 
     def refuses(self, task: Task) -> str | None:
         """A GPU wants no threads, there is one stream of random numbers, and every thread needs a copy of the model."""
@@ -49,7 +49,7 @@ class Threads(Loop):
 
     def each(self, work: Callable[[Task, int], R], task: Task, plan: BatchPlan) -> list[R]:
         """Do ``work`` for every client of ``plan``, those with most samples first."""
-        return self._crew_of(task).each(work, np.argsort(-plan.count.sum(1), kind="stable").tolist())
+        return self._threads_of(task).each(work, np.argsort(-plan.count.sum(1), kind="stable").tolist())
 
     @torch.no_grad()
     def evaluate(self, task: Task, w: Tensor) -> dict[str, float]:
@@ -58,24 +58,24 @@ class Threads(Loop):
             return task.evaluate(w)
         batches = task.test_batches()
 
-        def judge(twin: Task, i: int) -> Tensor:
+        def totals_of(twin: Task, i: int) -> Tensor:
             assert isinstance(twin, NetworkTask)
             twin.module.eval()
-            totals = twin.judged(w, *batches[i])
+            totals = twin.test_totals(w, *batches[i])
             twin.module.train()
             return totals
 
-        totals = self._crew_of(task).each(judge, list(range(len(batches))))
+        totals = self._threads_of(task).each(totals_of, list(range(len(batches))))
         return task.means(functools.reduce(torch.add, totals).tolist())
 
-    def _crew_of(self, task: Task) -> _Crew:
+    def _threads_of(self, task: Task) -> _TaskThreads:
         workers = self.workers or torch.get_num_threads()
-        if self._crew is None or self._crew.task is not task or self._crew.workers != workers:
-            self._crew = _Crew(task, workers)
-        return self._crew
+        if self._threads is None or self._threads.task is not task or self._threads.workers != workers:
+            self._threads = _TaskThreads(task, workers)
+        return self._threads
 
 
-class _Crew:
+class _TaskThreads:
     """Threads with one core each, and a twin of ``task`` for each."""
 
     def __init__(self, task: Task, workers: int) -> None:
@@ -99,8 +99,8 @@ class _Crew:
                 job.cancel()
             wait(jobs.values())
             for twin in self.twins:
-                self.task.tally.add(twin.tally.gradients, twin.tally.passes)
-                twin.tally.gradients = twin.tally.passes = 0
+                self.task.work.add(twin.work.gradients, twin.work.passes)
+                twin.work.gradients = twin.work.passes = 0
 
     @torch.no_grad()
     def _one(self, work: Callable[[Task, int], R], i: int) -> R:

@@ -97,13 +97,13 @@ def configuration(app: Path) -> dict[str, Any]:
     path = app / "pyproject.toml"
     if not path.is_file():
         raise BadInputError(f"{app} is no Flower app: it has no pyproject.toml; `feddpc federate init` writes one")
-    found: Any = read_toml(path)
+    value: Any = read_toml(path)
     for name in ("tool", "flwr", "app", "config"):
-        found = found.get(name, {}) if isinstance(found, dict) else {}
-    if missing := [key for key in KEYS if key not in found]:
+        value = value.get(name, {}) if isinstance(value, dict) else {}
+    if missing := [key for key in KEYS if key not in value]:
         raise BadInputError(
             f"{path} is not an app like those of `feddpc federate init`: [tool.flwr.app.config] lacks "
             f"{', '.join(missing)}"
         )
-    Experiment.read({key: found[key] for key in KEYS if key != "folder"})
-    return dict(found)
+    Experiment.read({key: value[key] for key in KEYS if key != "folder"})
+    return dict(value)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from feddpc.config import write_toml
+from feddpc.federate import connections
 from feddpc.federate import keys as keyring
-from feddpc.federate import network
-from feddpc.federate.processes import Process, Processes, environment, program
+from feddpc.federate.processes import Process, ProcessGroup, environment, program
 from feddpc.runs.runner import Stop
 from feddpc.storage import explain_os_errors
 
@@ -39,13 +39,13 @@ class Deployment:
         self, folder: Path, nodes: int, *, tls: bool, port: int | None = None, stop: Stop | None = None
     ) -> None:
         if port is not None:
-            network.check_free(port)
+            connections.check_free(port)
         self.folder, self.nodes, self.tls = folder.resolve(), nodes, tls
-        self.port, *self._node_ports = network.free_ports(nodes + 1)
+        self.port, *self._node_ports = connections.free_ports(nodes + 1)
         self.port = port or self.port
         self.keys = keyring.Keys(self.folder / "keys")
         self.stop = stop or Stop()
-        self.processes = Processes(str(self.folder), self.folder / "logs")
+        self.processes = ProcessGroup(str(self.folder), self.folder / "logs")
         self.superlink: Process | None = None
         self.supernodes: dict[int, Process] = {}
 
@@ -66,7 +66,7 @@ class Deployment:
     @property
     def address(self) -> str:
         """Where the SuperLink listens."""
-        return f"{network.HOST}:{self.port}"
+        return f"{connections.HOST}:{self.port}"
 
     # The processes.
 
@@ -85,7 +85,7 @@ class Deployment:
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it answers."""
-        command = [program("flower-superlink"), "--host", network.HOST, "--port", str(self.port)]
+        command = [program("flower-superlink"), "--host", connections.HOST, "--port", str(self.port)]
         command += ["--database", str(self._database)]
         if self.tls:
             files = {"ca-certfile": self.keys.ca, "certfile": self.keys.server, "keyfile": self.keys.server_key}
@@ -95,7 +95,7 @@ class Deployment:
             command.append("--insecure")
         process = self.superlink = self._start("SuperLink", command, "server")
         end = time.monotonic() + START_TIMEOUT
-        while not network.is_listening(self.port):
+        while not connections.is_listening(self.port):
             if process.ended:
                 raise process.failure()
             if time.monotonic() > end:
@@ -106,7 +106,7 @@ class Deployment:
         """Start a SuperNode with a key and the authority that it trusts, by default those in the folder of keys."""
         node_config = f"partition-id={number} num-partitions={self.nodes}"
         command = [program("flower-supernode"), "--superlink", self.address, "--node-config", node_config]
-        command += ["--host", network.HOST, "--port", str(self._node_ports[number])]
+        command += ["--host", connections.HOST, "--port", str(self._node_ports[number])]
         if self.tls:
             command += ["--root-certificates", str(ca or self.keys.ca)]
             command += ["--auth-supernode-private-key", str(key or self.keys.node(number))]
@@ -127,12 +127,12 @@ class Deployment:
 
     # Runs.
 
-    def submit(self, app: Path, config: Config) -> Run:
+    def submit(self, app: Path, config: Config) -> AppRun:
         """Run an app on the federation; ``config`` overrides the app's own configuration."""
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         command = [program("flwr"), "run", str(app.resolve()), CONNECTION, "--stream", "-c", overrides]
         stream = self._start("run", command, "server")
-        return Run(self, stream)
+        return AppRun(self, stream)
 
     def check(self) -> None:
         """Raise if a process that should run has ended."""
@@ -184,7 +184,7 @@ class Deployment:
         return code
 
 
-class Run:
+class AppRun:
     """A run of an app, followed by its log stream."""
 
     def __init__(self, deployment: Deployment, stream: Process) -> None:
@@ -193,8 +193,8 @@ class Run:
     @property
     def number(self) -> str | None:
         """The run's id, once the SuperLink has accepted it."""
-        found = re.findall(r"Successfully started run (\d+)", self.stream.text())
-        return found[-1] if found else None
+        started = re.findall(r"Successfully started run (\d+)", self.stream.text())
+        return started[-1] if started else None
 
     def wait(self, seconds: float = 0.2) -> Iterator[None]:
         """Yield every ``seconds`` until the run has ended; raise if the run or a process that it needs failed."""

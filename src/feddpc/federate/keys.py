@@ -52,8 +52,8 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: float = 365.0) ->
             _write_pair(keys.ca, keys.ca_key, certificates.authority(key), key)
         if not keys.server.exists():
             key, signer = certificates.new_key(), (read_certificate(keys.ca), read_key(keys.ca_key))
-            made = certificates.server(key, hosts, dt.timedelta(days=days), *signer)
-            _write_pair(keys.server, keys.server_key, made, key)
+            certificate = certificates.server(key, hosts, dt.timedelta(days=days), *signer)
+            _write_pair(keys.server, keys.server_key, certificate, key)
         for number in range(nodes):
             if not keys.node(number).exists():
                 _make_node(keys.node(number))
@@ -104,10 +104,10 @@ def names_of(certificate: x509.Certificate) -> list[str]:
     from cryptography import x509
 
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    return [str(name.value) for name in found]
+    return [str(name.value) for name in names]
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -122,11 +122,11 @@ def certificate_of(text: bytes, where: str) -> x509.Certificate:
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificate(text)
-        names_of(found), out_of_date(found), found.public_key()  # parts are decoded on access
+        certificate = x509.load_pem_x509_certificate(text)
+        names_of(certificate), out_of_date(certificate), certificate.public_key()  # parts are decoded on access
     except Exception:  # each part has its own errors
         raise BadInputError(f"{where} is no certificate in PEM form") from None
-    return found
+    return certificate
 
 
 def read_key(path: Path) -> Any:
@@ -155,8 +155,8 @@ def _make_node(path: Path) -> None:
 def _public(holder: Any) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    found: bytes = holder.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return found
+    encoded: bytes = holder.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return encoded
 
 
 def _write_pair(path: Path, key_path: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:

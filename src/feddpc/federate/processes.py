@@ -115,7 +115,7 @@ def explain_log(text: str) -> str:
     return next((f" ({words})" for sign, words in _MEANINGS.items() if sign in text.lower()), "")
 
 
-class Processes:
+class ProcessGroup:
     """The processes of one federation, to be used in a ``with`` block.
 
     Args:
@@ -127,7 +127,7 @@ class Processes:
         self.mark, self.logs = mark, logs
         self.started: list[Process] = []
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> ProcessGroup:
         if others := marked(self.mark):
             raise BadInputError(
                 f"{self.mark} is in use by {len(others)} processes of another federation: end that first"
@@ -161,13 +161,13 @@ class Processes:
         """Kill all processes with the mark, and wait until they have ended."""
         end = time.monotonic() + seconds
         while True:
-            found = marked(self.mark)
-            for pid in found:
+            remaining = marked(self.mark)
+            for pid in remaining:
                 with suppress(ProcessLookupError):  # it has ended since
                     os.kill(pid, signal.SIGKILL)
             for process in self.started:
                 process.kill()
-            if not found or time.monotonic() > end:
+            if not remaining or time.monotonic() > end:
                 return
             time.sleep(0.02)
 
@@ -175,14 +175,14 @@ class Processes:
 def marked(mark: str) -> list[int]:
     """Return the running processes with a mark; none on systems without ``/proc``."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if wanted in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
+                pids.append(int(path.parent.name))
         except OSError:  # it has ended, or is another user's
             continue
-    return found
+    return pids
 
 
 def _end_with_parent() -> list[str]:
@@ -197,10 +197,10 @@ def _end_with_parent() -> list[str]:
 
 def program(name: str) -> str:
     """Return the full path of one of Flower's programs, which are next to this Python's."""
-    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
-    if found is None:
+    path = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    if path is None:
         raise BadInputError(f"the program {name} is not installed: pip install 'feddpc[flower]'")
-    return str(Path(found).resolve())
+    return str(Path(path).resolve())
 
 
 def environment(home: Path) -> dict[str, str]:

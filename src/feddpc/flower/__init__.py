@@ -21,7 +21,7 @@ _HOMES = {
     "VoidRoundsError": "feddpc.flower.screening",
     "buffer_names": "feddpc.flower.layout",
     "client_app": "feddpc.flower.client",
-    "dealt": "feddpc.flower.server",
+    "app_arguments": "feddpc.flower.server",
     "secure_client_app": "feddpc.flower.secure.client",
     "secure_server_app": "feddpc.flower.secure.server",
     "secure_strategy": "feddpc.flower.secure.server",
@@ -32,7 +32,7 @@ _HOMES = {
 SUPPORTED = ((1, 41), (1, 42))
 
 
-def check_flwr(found: str | None = None) -> None:
+def check_flwr(version: str | None = None) -> None:
     """Raise if Flower is missing or not a supported release; ``found`` is by default the installed one.
 
     >>> check_flwr("1.41.0")
@@ -41,15 +41,15 @@ def check_flwr(found: str | None = None) -> None:
     feddpc.errors.BadInputError: flwr 1.5.0 is not supported, 1.41 up to (not) 1.42 is: pip install 'feddpc[flower]'
     """
     install = "pip install 'feddpc[flower]'"
-    if found is None:
+    if version is None:
         try:
-            found = metadata.version("flwr")
+            version = metadata.version("flwr")
         except metadata.PackageNotFoundError:
             raise BadInputError(f"feddpc.flower needs Flower, which is not installed: {install}") from None
     low, high = SUPPORTED
-    if not low <= tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < high:
+    if not low <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < high:
         names = [".".join(map(str, bound)) for bound in SUPPORTED]
-        raise BadInputError(f"flwr {found} is not supported, {names[0]} up to (not) {names[1]} is: {install}")
+        raise BadInputError(f"flwr {version} is not supported, {names[0]} up to (not) {names[1]} is: {install}")
 
 
 def __dir__() -> list[str]:

@@ -96,9 +96,9 @@ def client_app(
         method: the only method this node takes part in; by default any registered one that the server names.
         folder: where this node keeps what it remembers, so that it survives a restart; by default it does not.
         device: where it trains.
-        task: a task of one's own, which the server must be given too; by default any of the library that it names. A
+        task: a task of your own, which the server must be given too; by default any of the library that it names. A
             class, or ``FILE.py:NAME``. The same holds for the next three.
-        loss: a loss of one's own: a function of outputs and targets that returns one value per sample or token.
+        loss: a loss of your own: a function of outputs and targets that returns one value per sample or token.
         transform: a function that changes the inputs of training batches.
         metrics: what is measured on test samples of this node: names and functions of outputs and targets.
     """
@@ -240,8 +240,8 @@ class _NodePool:
             raise BadInputError("this node has no test samples: let data() return (x, y, x_test, y_test)")
         w = self._weights(node, content)
         count = len(node.world.data.y_test)
-        found = {name: value for name, value in node.task.evaluate(w).items() if math.isfinite(value)}
-        return {"metrics": MetricRecord({"num-examples": count, **found})}
+        metrics = {name: value for name, value in node.task.evaluate(w).items() if math.isfinite(value)}
+        return {"metrics": MetricRecord({"num-examples": count, **metrics})}
 
     # Helpers.
 
@@ -270,13 +270,13 @@ class _NodePool:
         return Memory(context, None if self.folder is None else self.folder / name)
 
     def _identify(self, context: Context, spec: ExperimentSpec) -> tuple[int, int]:
-        found = [context.node_config.get(name) for name in ("partition-id", "num-partitions")]
-        if not all(type(value) is int for value in found):
+        numbers = [context.node_config.get(name) for name in ("partition-id", "num-partitions")]
+        if not all(type(value) is int for value in numbers):
             raise RefusedError(
                 'this node does not know which client it is: start it with --node-config "partition-id=0 '
                 f'num-partitions={spec.config.clients}"'
             )
-        client, clients = int(found[0]), int(found[1])  # type: ignore[arg-type]
+        client, clients = int(numbers[0]), int(numbers[1])  # type: ignore[arg-type]
         if clients != spec.config.clients or not 0 <= client < clients:
             raise RefusedError(
                 f"this node is client {client} of {clients}, but the experiment has {spec.config.clients} clients, "
@@ -297,8 +297,8 @@ class _NodePool:
             )
         x, y, *test = parts
         known: dict[str, Any] = {"classes": spec.classes, "target": spec.target, "name": "node"}
-        made = Dataset.from_arrays(x, y, *(test or (x[:1], y[:1])), **known)
-        return made if test else dataclasses.replace(made, x_test=made.x_test[:0], y_test=made.y_test[:0])
+        dataset = Dataset.from_arrays(x, y, *(test or (x[:1], y[:1])), **known)
+        return dataset if test else dataclasses.replace(dataset, x_test=dataset.x_test[:0], y_test=dataset.y_test[:0])
 
 
 def _check_payload(content: RecordDict, context: Context) -> None:
@@ -308,10 +308,10 @@ def _check_payload(content: RecordDict, context: Context) -> None:
 
 
 def _values(content: RecordDict, key: str) -> ConfigRecord:
-    found = content.get(key)
-    if not isinstance(found, ConfigRecord):
+    value = content.get(key)
+    if not isinstance(value, ConfigRecord):
         raise RefusedError(f"the message has no {key}")
-    return found
+    return value
 
 
 def _single(stacked: State) -> State:
@@ -396,23 +396,25 @@ def build_node(
         scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
     task = make_task(config, own, network, world.data, scaler, device=device)
     if changing := task.traits.statistics:
-        raise RefusedError(f"training changes buffer {changing[0]!r} of this node's model, which nobody carries over")
+        raise RefusedError(
+            f"training changes buffer {changing[0]!r} of this node's model, which is neither sent nor kept"
+        )
     planner = make_planner(config, task, world.partition)
     like = torch.zeros((), dtype=dtype_of(config.precision), device=device)
-    payload = {k: cast_like(v, like) for k, v in world.kit.items()}
+    payload = {k: cast_like(v, like) for k, v in world.one_time_payload.items()}
     return Node(spec, client, method, with_optimizer(method, client_optimizer(config)), world, task, planner, payload)
 
 
 def check_model(network: nn.Module, layout: str) -> None:
     """Refuse an experiment with another model than this node's, or with other values of frozen parameters."""
     flat = Flat(network)
-    found = model_tag(flat)
-    if found.partition("+")[0] != layout.partition("+")[0]:
+    tag = model_tag(flat)
+    if tag.partition("+")[0] != layout.partition("+")[0]:
         raise RefusedError(
             f"this node's model {type(network).__name__} has {flat.d} parameters in {len(flat.names)} arrays, which "
             "are not those of the server's: use the same model on both"
         )
-    if found != layout:
+    if tag != layout:
         frozen = ", ".join(list(flat.frozen())[:3]) or "none"
         raise RefusedError(
             f"this node's frozen parameters ({frozen}) are not those of the server: load the same values on both"

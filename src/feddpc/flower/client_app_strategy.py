@@ -22,7 +22,7 @@ from feddpc.flower.client_registry import ClientRegistry, Ints, NodeClient, Reco
 from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
-    Rows,
+    ReplyTensors,
     arrays_of,
     expect,
     model_tag,
@@ -46,7 +46,7 @@ from feddpc.runs import checkpoint
 from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
 from feddpc.tasks.metrics import LOSS, named
 from feddpc.tasks.network import NetworkTask
-from feddpc.validation import Judge, judge
+from feddpc.validation import HeldOutEvaluator, held_out_evaluator
 
 #: Participation schemes that never invite more clients than the cohort.
 FIXED_SIZE = ("uniform", "cyclic", "markov", "weighted")
@@ -66,7 +66,7 @@ class ClientAppStrategy(MethodStrategy):
         super().__init__(assets.method, **more)
         self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
         self.population, self.metrics = self.config.clients, assets.metrics
-        self.judged_on = "test" if assets.validation is None else "validation"
+        self.best_round_on = "test" if assets.validation is None else "validation"
         self.registry = ClientRegistry(self.config.clients)
         self.nodes = NodeClient(self.registry, self.bounds, self.spec())
         self.samples = 0  #: of all clients and the server together, known after enrollment
@@ -223,9 +223,12 @@ class ClientAppStrategy(MethodStrategy):
         steps = -(-self.clients.sizes[ids] // self.config.batch_size) * self.config.epochs
         return self.clients.cohort(self.method, t, ids, steps, self.now.slots.read(ids), self.now.w.device)[0]
 
-    def rows(self, received: Received) -> Mapping[str, Rows]:
+    def rows(self, received: Received) -> Mapping[str, ReplyTensors]:
         """Return the tensors that clients uploaded."""
-        return {key: Rows(received.uploads, partial(_read_tensor, key, like)) for key, like in self._templates.items()}
+        return {
+            key: ReplyTensors(received.uploads, partial(_read_tensor, key, like))
+            for key, like in self._templates.items()
+        }
 
     def summarize(self, received: Received, ids: Ints, outcome: StepOutcome) -> tuple[float, Mapping[str, Any]]:
         """Return the mean training loss of the clients that count; NaN when none of them trained."""
@@ -238,10 +241,10 @@ class ClientAppStrategy(MethodStrategy):
         """Return the metrics on the server's test and validation samples; None for those that were not measured."""
         task, assets, due = self.task, self.assets, self._evaluates_in(t)
         tested = task.evaluate(w) if task is not None and assets.test is not None and due else {}
-        found = named("test", self.metrics, tested)
+        metrics = named("test", self.metrics, tested)
         if self._validate is None:
-            return found
-        return found | named("validation", self.metrics, self._validate(w) if due else {})
+            return metrics
+        return metrics | named("validation", self.metrics, self._validate(w) if due else {})
 
     def _evaluates_in(self, t: int) -> bool:
         return t % self.config.evaluate_every == 0 or t == self.last_round
@@ -302,12 +305,12 @@ class ClientAppStrategy(MethodStrategy):
         return None if data is None else make_task(self.config, assets.own, assets.network, data, assets.scaler)
 
     @cached_property
-    def _validate(self) -> Judge | None:
+    def _validate(self) -> HeldOutEvaluator | None:
         if self.task is None or self.assets.validation is None:
             return None
         x, y = self.assets.validation
         data = Dataset("validation", x, y, x, y, self.assets.classes, target=self.assets.target)
-        return judge(self.task, data, np.arange(len(y)))
+        return held_out_evaluator(self.task, data, np.arange(len(y)))
 
     def _server_data(self) -> FederatedData:
         return self.assets.federated_data(self.config, self.samples)
@@ -326,7 +329,7 @@ class ClientAppStrategy(MethodStrategy):
         down = method.broadcast(state.w, state.server, probed, cohort)
         if not self._templates:
             extends = overrides(method, "extend_data")
-            payload = method.extend_data(self._server_data(), self.learned).kit if extends else {}
+            payload = method.extend_data(self._server_data(), self.learned).one_time_payload if extends else {}
             self._templates = upload_template(method, state.w, down | dict(payload))
         asked, trains = method.probe_mask(cohort), method.train_mask(cohort)
         accepted = state.clients.read(ids)["accepted"].tolist()
@@ -351,11 +354,11 @@ class ClientAppStrategy(MethodStrategy):
 
     def _read_evaluation(self, client: int, content: RecordDict) -> tuple[int, dict[str, float]]:
         """Return the number of test samples and the metrics of a client; only the loss is always defined."""
-        found = dict(only_record(content, MetricRecord))
-        examples = self.bounds.examples(found.pop("num-examples", None))
+        metrics = dict(only_record(content, MetricRecord))
+        examples = self.bounds.examples(metrics.pop("num-examples", None))
         names = [metric.name for metric in self.metrics]
-        expect(found, [LOSS.name], "the evaluation", names)
-        return examples, {name: check_number(name, value, torch.float64) for name, value in found.items()}
+        expect(metrics, [LOSS.name], "the evaluation", names)
+        return examples, {name: check_number(name, value, torch.float64) for name, value in metrics.items()}
 
     def _read_upload(self, content: RecordDict) -> State:
         return read_arrays(content, "up", self._templates)

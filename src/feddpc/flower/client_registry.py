@@ -187,13 +187,13 @@ class NodeClient:
 
     def messages(self, kind: str, parts: Mapping[int, Mapping[str, Record]], t: int) -> list[Message]:
         """Return one message per client with the experiment, which one-time payload it must have, and its records."""
-        made, node_of = [], self.registry.node_of()
+        messages, node_of = [], self.registry.node_of()
         for client, records in parts.items():
             setup = {SETUP: self._stamp()} if client in self.registry.with_payload else {}
             content = RecordDict({SPEC: self.spec.record(), **setup, **records})
             if client in node_of:
-                made.append(Message(content, node_of[client], kind, group_id=str(t)))
-        return made
+                messages.append(Message(content, node_of[client], kind, group_id=str(t)))
+        return messages
 
     def screen(
         self, replies: Iterable[Message], sent: list[Message], t: int, read: Callable[[int, RecordDict], T]
@@ -215,8 +215,8 @@ class NodeClient:
 
     def header(self, content: RecordDict, t: int) -> ConfigRecord:
         """Return a reply's header, after checking that the reply belongs to this experiment and round."""
-        found = content.get(REPLY)
-        if not isinstance(found, ConfigRecord):
+        record = content.get(REPLY)
+        if not isinstance(record, ConfigRecord):
             raise RefusedError("it does not come from feddpc.flower.client_app")
         wanted = {
             "version": __version__,
@@ -225,9 +225,9 @@ class NodeClient:
             "experiment": self.spec.tag,
         }
         for key, value in wanted.items():
-            if found.get(key) != value:
-                raise RefusedError(f"its {key} is {found.get(key)!r}, not {value!r}")
-        return found
+            if record.get(key) != value:
+                raise RefusedError(f"its {key} is {record.get(key)!r}, not {value!r}")
+        return record
 
     def _stamp(self) -> ConfigRecord:
         """Return the name of a one-time payload, by which a client knows whether it has the right one."""

@@ -23,7 +23,7 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
 from feddpc.flower.layout import POLICIES, BufferMean, Layout, Numbers, find_buffers, read_buffers
-from feddpc.flower.messages import NEVER, RefusedError, Rows, only_record
+from feddpc.flower.messages import NEVER, RefusedError, ReplyTensors, only_record
 from feddpc.flower.method_strategy import MethodStrategy, Received
 from feddpc.flower.screening import Bounds, averageable, screen_replies
 from feddpc.flower.templates import trial_cohort
@@ -255,10 +255,14 @@ class DropInStrategy(MethodStrategy):
             samples=torch.from_numpy(counts) if self.weighting == "samples" else None,
         )
 
-    def rows(self, received: Received) -> Mapping[str, Rows]:
+    def rows(self, received: Received) -> Mapping[str, ReplyTensors]:
         """Return the updates; in a stream, each in the memory of the one before."""
         w, layout, into = self.now.w, self.layout, self._workspace if self.streams else None
-        return {"delta": Rows(received.uploads, lambda reply: layout.update(w, only_record(reply, ArrayRecord), into))}
+        return {
+            "delta": ReplyTensors(
+                received.uploads, lambda reply: layout.update(w, only_record(reply, ArrayRecord), into)
+            )
+        }
 
     def step(self, t: int, received: Received) -> StepOutcome:
         """Return the server's step, for a stream from the updates that it has already taken."""
@@ -414,8 +418,8 @@ def dropins() -> dict[str, type[DropInStrategy]]:
     >>> sorted(dropins())
     ['ClusterFedVARP', 'FedAdagrad', 'FedAdam', 'FedAvg', 'FedAvgM', 'FedDPC', 'FedExP', 'FedVARP', 'FedYogi', 'MIFA']
     """
-    made = [methods.create(name) for name in methods.names()]
-    plain = [method for method in made if sends_plain_updates(method)]
+    instances = [methods.create(name) for name in methods.names()]
+    plain = [method for method in instances if sends_plain_updates(method)]
     served = [type(method) for method in plain if knows_clients(method) or not counts_steps(method, 2)]
     return {cls.__name__: _make_strategy(cls) for cls in served}
 

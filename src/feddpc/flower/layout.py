@@ -75,11 +75,11 @@ class Layout:
 
     def record(self, w: Tensor, buffers: Mapping[str, Array] | None = None) -> ArrayRecord:
         """Return a vector and buffers as a record of this layout."""
-        made = {**(buffers or {})}
+        arrays = {**(buffers or {})}
         for name, (a, b) in self.spans.items():
             part = w[a:b].reshape(self.shapes[name]).numpy()
-            made[name] = Array(part.astype(self.dtypes[name], copy=False))
-        return ArrayRecord({name: made[name] for name in self.names if name in made})
+            arrays[name] = Array(part.astype(self.dtypes[name], copy=False))
+        return ArrayRecord({name: arrays[name] for name in self.names if name in arrays})
 
     def _gather(
         self,
@@ -127,7 +127,7 @@ def find_buffers(arrays: Mapping[str, Array], patterns: Iterable[str] = ()) -> l
 
 def read_buffers(layout: Layout, arrays: Mapping[str, Array]) -> dict[str, Numbers]:
     """Return the buffers of a reply in the types of the model, or refuse it."""
-    found: dict[str, Numbers] = {}
+    buffers: dict[str, Numbers] = {}
     for name in layout.buffers:
         with np.errstate(over="ignore"):  # what the type cannot hold becomes infinite
             values = peek(arrays[name], name, layout.shapes[name], layout.dtypes[name]).astype(
@@ -137,8 +137,8 @@ def read_buffers(layout: Layout, arrays: Mapping[str, Array]) -> dict[str, Numbe
             raise RefusedError(f"{name} is not finite")
         if name.rpartition(".")[2] == VARIANCE and (values < 0).any():
             raise RefusedError(f"{name} is negative, which no variance is")
-        found[name] = values
-    return found
+        buffers[name] = values
+    return buffers
 
 
 class BufferMean:

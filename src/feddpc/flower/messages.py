@@ -56,9 +56,9 @@ def pack(state: Mapping[str, Tensor]) -> ArrayRecord:
 
 def unpack(record: ArrayRecord, device: torch.device | str = "cpu") -> State:
     """Return a record's tensors, copied to torch's memory: with another alignment, sums may differ in the last bit."""
-    found = {key: peek(array, key) for key, array in record.items()}
+    arrays = {key: peek(array, key) for key, array in record.items()}
     try:
-        return {key: torch.from_numpy(np.array(values)).to(device, copy=True) for key, values in found.items()}
+        return {key: torch.from_numpy(np.array(values)).to(device, copy=True) for key, values in arrays.items()}
     except TypeError as error:
         raise RefusedError(f"an array is not made of numbers: {error}") from None
 
@@ -102,10 +102,10 @@ def _header(start: bytes) -> Header:
 def tensor(array: Array, name: str, like: Tensor) -> Tensor:
     """Return an array as a tensor of its own, of the type of ``like``, after checking shape and kind of numbers."""
     values = peek(array, name, tuple(like.shape), str(like.numpy().dtype))
-    made = torch.empty(like.shape, dtype=like.dtype)
+    copied = torch.empty(like.shape, dtype=like.dtype)
     with np.errstate(over="ignore"):  # what the type cannot hold becomes infinite, and is refused as that
-        np.copyto(made.numpy(), values)
-    return made
+        np.copyto(copied.numpy(), values)
+    return copied
 
 
 def cast_note(arrays: Mapping[str, Array], dtypes: Mapping[str, str]) -> str | None:
@@ -157,8 +157,8 @@ def model_tag(flat: Flat) -> str:
 
 def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
     """Return an array record of a message; an absent one is empty."""
-    found = content.get(key)
-    return found if isinstance(found, ArrayRecord) else ArrayRecord()
+    value = content.get(key)
+    return value if isinstance(value, ArrayRecord) else ArrayRecord()
 
 
 def read_arrays(content: RecordDict, key: str, like: Mapping[str, Tensor]) -> State:
@@ -174,11 +174,11 @@ def only_record(content: RecordDict, kind: type[R]) -> R:
     Flower's own ``content.array_records`` ties the content into a cycle, so that a model would stay in memory until
     the garbage collector comes.
     """
-    found = [record for record in content.values() if isinstance(record, kind)]
-    if len(found) != 1:
+    records = [record for record in content.values() if isinstance(record, kind)]
+    if len(records) != 1:
         what = kind.__name__.removesuffix("Record").lower()
-        raise RefusedError(f"it has {len(found)} {what} records, not one")
-    return found[0]
+        raise RefusedError(f"it has {len(records)} {what} records, not one")
+    return records[0]
 
 
 #: Limits that protect a node from a server that asks for too much work or memory.
@@ -214,22 +214,22 @@ class ExperimentSpec:
     @classmethod
     def read(cls, content: RecordDict) -> ExperimentSpec:
         """Return the specification in a message, or refuse a message of another version."""
-        found = content.get(SPEC)
-        if not isinstance(found, ConfigRecord):
+        record = content.get(SPEC)
+        if not isinstance(record, ConfigRecord):
             raise RefusedError("the message has no experiment: it does not come from feddpc.flower.strategy")
-        if found.get("version") != __version__:
+        if record.get("version") != __version__:
             raise RefusedError(
-                f"the server runs feddpc {found.get('version')!s}, this node {__version__}: install the same on both"
+                f"the server runs feddpc {record.get('version')!s}, this node {__version__}: install the same on both"
             )
         wanted = {f.name for f in fields(cls)}
-        if set(found) != wanted:
+        if set(record) != wanted:
             raise RefusedError(
-                f"the message's experiment lacks {sorted(wanted - set(found))} and has {sorted(set(found) - wanted)}"
+                f"the message's experiment lacks {sorted(wanted - set(record))} and has {sorted(set(record) - wanted)}"
             )
-        check_int("classes", found["classes"], 1, MOST_CLASSES)
+        check_int("classes", record["classes"], 1, MOST_CLASSES)
         for name in ("layout", "target", "settings"):
-            coerce(name, found[name], str)
-        spec = cls(**found)  # type: ignore[arg-type]
+            coerce(name, record[name], str)
+        spec = cls(**record)  # type: ignore[arg-type]
         check_int("epochs", spec.config.epochs, 1, MOST_EPOCHS)
         return spec
 
@@ -237,13 +237,13 @@ class ExperimentSpec:
     def config(self) -> Config:
         """What a client needs of the configuration; refused if it makes no sense."""
         try:
-            found = json.loads(self.settings)
+            settings = json.loads(self.settings)
         except (ValueError, RecursionError) as error:
             raise RefusedError(f"the settings {self.settings[:80]!r} cannot be read: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(settings, dict):
             raise RefusedError(f"the settings are {self.settings[:80]!r}, not names with values")
-        expect(found, (), "the table of settings", CLIENT_KEYS)
-        return Config.read({"batch_size": 1, **found, "cohort": 1})
+        expect(settings, (), "the table of settings", CLIENT_KEYS)
+        return Config.read({"batch_size": 1, **settings, "cohort": 1})
 
     @functools.cached_property
     def tag(self) -> str:
@@ -299,7 +299,7 @@ def code_name(names: str) -> str:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReplyTensors:
     """One tensor per reply, each read when it is asked for: a server that takes them one by one holds one."""
 
     replies: list[RecordDict]

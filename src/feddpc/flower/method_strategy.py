@@ -31,7 +31,7 @@ from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
 from feddpc.flower.layout import Layout
-from feddpc.flower.messages import NEVER, Rows, cast_note, unpack
+from feddpc.flower.messages import NEVER, ReplyTensors, cast_note, unpack
 from feddpc.flower.screening import Bounds, Refusal, VoidRoundsError, describe_void_round
 from feddpc.methods.base import Cohort, Method, State
 from feddpc.policies import Policies
@@ -86,7 +86,7 @@ class MethodStrategy(FedAvg):
     policies = Policies()
     reports_empty_rounds = True  #: whether a round without invited clients has metrics; in Flower's FedAvg it has none
     metrics: tuple[Metric, ...] = CLASSIFICATION  #: what an evaluation measures, the primary one first
-    judged_on = "test"  #: the samples of the server that say which round is best: test or validation
+    best_round_on = "test"  #: the samples of the server that say which round is best: test or validation
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class MethodStrategy(FedAvg):
             self.begin(initial_arrays, num_rounds)
             self.prepare(grid)
             if self.describe(num_rounds).keep == "best":
-                self._best = BestModel(self.metrics[0], self.judged_on, self.method, self.now, self._past)
+                self._best = BestModel(self.metrics[0], self.best_round_on, self.method, self.now, self._past)
             done = self.offset = self.now.round
             shifted = None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, self.evaluated(arrays))
             result = super().start(
@@ -248,7 +248,7 @@ class MethodStrategy(FedAvg):
         """Return what the server knows about clients ``ids`` in round ``t``."""
 
     @abstractmethod
-    def rows(self, received: Received) -> Mapping[str, Rows]:
+    def rows(self, received: Received) -> Mapping[str, ReplyTensors]:
         """Return the uploads by name, each with one row per client."""
 
     @property

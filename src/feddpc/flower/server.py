@@ -183,10 +183,10 @@ def server_app(
         if not isinstance(values["method"], str) and values.get("hyper"):
             raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
         timeout = values.pop("deadline")
-        made = make(**values)
-        result = made.start(grid, made.initial_arrays(), num_rounds=values["rounds"], timeout=timeout)
+        new_strategy = make(**values)
+        result = new_strategy.start(grid, new_strategy.initial_arrays(), num_rounds=values["rounds"], timeout=timeout)
         if on_result is not None:
-            on_result(made, result)
+            on_result(new_strategy, result)
 
     return app
 
@@ -219,7 +219,7 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class AppArguments:
     """What ``server_app`` and ``client_app`` need for an experiment: the same data, clients, model and seeds."""
 
     experiment: Experiment
@@ -272,6 +272,6 @@ class Dealt:
         return parts
 
 
-def dealt(experiment: Experiment) -> Dealt:
+def app_arguments(experiment: Experiment) -> AppArguments:
     """Return an experiment of the simulator (from ``feddpc.build.build``) as the two halves of a federation."""
-    return Dealt(experiment)
+    return AppArguments(experiment)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feddpc.errors import BadInputError
 from feddpc.methods.base import ClientContext, Cohort, Method, State
-from feddpc.tasks.base import Batch, Rows, Task
+from feddpc.tasks.base import Batch, BatchIndices, Task
 
 
 class RemoteTask(Task):
@@ -19,7 +19,7 @@ class RemoteTask(Task):
         super().__init__()
         self.d = d
 
-    def fetch(self, rows: Rows) -> Batch:
+    def fetch(self, rows: BatchIndices) -> Batch:
         """Refuse: the server has no samples of clients."""
         raise BadInputError("the samples are with the clients")
 
@@ -27,7 +27,7 @@ class RemoteTask(Task):
         """Return zero."""
         return y.sum() * 0
 
-    def full_gradient(self, y: Tensor, data: Iterable[Rows]) -> Tensor:
+    def full_gradient(self, y: Tensor, data: Iterable[BatchIndices]) -> Tensor:
         """Return zeros."""
         return torch.zeros_like(y)
 

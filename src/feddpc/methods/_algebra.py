@@ -171,12 +171,12 @@ def residuals(x_md: Tensor, g_d: Tensor, *, g2: Tensor | None = None, look: bool
     p_m = safe_ratio(dot_m, g2)
     r2_m = (x2_m - dot_m * p_m).clamp(min=0)
     near_m = r2_m < (0.5 if tiled else 1e-4) * x2_m
-    found = not look or bool(near_m.any())
+    any_near = not look or bool(near_m.any())
     if not look:
         p_m, r2_m = (torch.where(near_m, new, old) for new, old in zip(_sweep(x_md, g_d), (p_m, r2_m), strict=True))
-    elif found:
+    elif any_near:
         p_m[near_m], r2_m[near_m] = _sweep(x_md[near_m], g_d)
-    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()), g2, clean=tiled and not found)
+    return Residuals(p_m, x2_m, r2_m, safe_ratio(dot_m, (x2_m * g2).sqrt()), g2, clean=tiled and not any_near)
 
 
 def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@ Client j:  gamma_k(z) = weight_k N(z | mean_k, variance_k) / (the same, summed o
            n_k = sum gamma_k(z),  s_k = sum gamma_k(z) z,  q_k = sum gamma_k(z) z^2          over its own samples z
 Server:    weight_k = n_k / sum n,  mean_k = s_k / n_k,  variance_k = max(q_k / n_k - mean_k^2, floor)  of sums over j
 
-So the mixture is that of EM on the pooled data, whoever holds what, and the likelihood of the data never falls.
+So the mixture is that of EM on the pooled data, for any partition, and the likelihood of the data never falls.
 Samples z lie in the unit cube, into which a :class:`Box` maps them.
 """
 
@@ -62,7 +62,7 @@ class Mixture:
 
     @property
     def weights(self) -> Floats:
-        """The shares of the components, ``[M]``; all zero where nobody belongs to any."""
+        """The shares of the components, ``[M]``; all zero where no sample belongs to any."""
         return self.counts / (self.counts.sum() or 1.0)
 
     def without(self, below: float) -> Mixture:
@@ -90,7 +90,7 @@ class Sums:
 
 def log_joint(mixture: Mixture, z: Floats, zz: Floats) -> Floats:
     """Return log(weight_k N(z | k)) for samples z, with squares zz, ``[n, M]``."""
-    with np.errstate(divide="ignore"):  # log 0 = -inf: a component nobody belongs to
+    with np.errstate(divide="ignore"):  # log 0 = -inf: a component without samples
         log_weights = np.log(mixture.weights)
     precision = 1 / mixture.variances
     scaled = mixture.means * precision
@@ -112,10 +112,10 @@ def client_sums(mixture: Mixture, x: Samples, box: Box) -> Sums:
 
 def maximise(total: Sums, old: Mixture, floor: float) -> Mixture:
     """The server's M-step, from the sums over all clients. An empty component stays where it is."""
-    some = (total.n > NOBODY)[:, None]
-    n = np.where(some, total.n[:, None], 1.0)
-    means = np.where(some, total.s / n, old.means)
-    variances = np.where(some, np.maximum(total.q / n - means**2, floor), old.variances)
+    populated = (total.n > NOBODY)[:, None]
+    n = np.where(populated, total.n[:, None], 1.0)
+    means = np.where(populated, total.s / n, old.means)
+    variances = np.where(populated, np.maximum(total.q / n - means**2, floor), old.variances)
     return Mixture(total.n, means, variances)
 
 

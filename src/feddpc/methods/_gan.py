@@ -1,6 +1,6 @@
 """A conditional GAN that learns from few samples in seconds: what FAug's server trains and its clients draw from.
 
-Hinge loss and a projection discriminator with spectral normalisation (Miyato, Koyama 2018). Against collapse it judges
+Hinge loss and a projection discriminator with spectral normalisation (Miyato, Koyama 2018). Against collapse it scores
 small packs of one class and sees how much the samples of a pack differ (as PacGAN, Lin et al. 2018); against memorising
 it sees them shifted and blurred by noise. The generator that is kept is a running mean of the trained one.
 """
@@ -30,9 +30,9 @@ LATENT = 32  #: numbers of noise that make a sample
 WIDTH = 32  #: channels at half the image's size; twice as many each time it is halved, up to 128
 HIDDEN = 128
 BATCH = 64
-PACK = 4  #: samples of one class that are judged together
+PACK = 4  #: samples of one class that are scored together
 RATE, BETAS = 2e-3, (0.5, 0.999)  #: of Adam, for both networks
-BLUR = 0.1  #: of the noise on what is judged, falling to 0; a sample is -1..1
+BLUR = 0.1  #: of the noise on what the discriminator sees, falling to 0; a sample is -1..1
 KEEP = 0.99  #: memory of the running mean
 CHUNK = 512  #: samples drawn at a time
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ class Discriminator(nn.Module):
         self.label = spectral_norm(nn.Embedding(classes, 2 * HIDDEN))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return one score a sample."""
+        """Return one score per sample."""
         h = self.body(x)
         differ = h.unflatten(0, (-1, PACK)).var(1, correction=0).add(1e-4).sqrt()
         h = torch.cat([h, differ.repeat_interleave(PACK, 0)], 1)
@@ -128,15 +128,15 @@ def train(data: Dataset, x: Array, y: Ids, *, steps: int, seed: int, device: tor
     rng = keyed_generator(seed, "gan")
     with forked(CPU, torch_seed(seed, "gan")), CPU:
         generator = Generator(_shape(data), data.classes, image=data.is_image)
-        judge = Discriminator(_shape(data), data.classes, image=data.is_image)
+        discriminator = Discriminator(_shape(data), data.classes, image=data.is_image)
     real = sample_tensor(data, x)
     if not data.is_image:
         generator.centre.copy_(real.mean(0))
         generator.spread.copy_(real.std(0, correction=0))
-    real, generator, judge = real.to(device), generator.to(device), judge.to(device)
+    real, generator, discriminator = real.to(device), generator.to(device), discriminator.to(device)
     kept, scale = copy.deepcopy(generator), torch.where(generator.spread > 0, generator.spread, 1.0)
-    trained, judging = [p for p in generator.parameters() if p.requires_grad], list(judge.parameters())
-    rules = [torch.optim.Adam(parameters, RATE, BETAS, fused=True) for parameters in (trained, judging)]
+    trained, discriminating = [p for p in generator.parameters() if p.requires_grad], list(discriminator.parameters())
+    rules = [torch.optim.Adam(parameters, RATE, BETAS, fused=True) for parameters in (trained, discriminating)]
     order, (classes, counts) = np.argsort(y, kind="stable"), np.unique(y, return_counts=True)
 
     def noise(*shape: int) -> Tensor:
@@ -150,9 +150,9 @@ def train(data: Dataset, x: Array, y: Ids, *, steps: int, seed: int, device: tor
         both = torch.cat([truth, generator(noise(BATCH, LATENT), label)])
         both = _shifted(both, rng) if data.is_image else both
         blurred = both + BLUR * (1 - step / steps) * noise(*both.shape)
-        score_real, score_made = judge(blurred, label.repeat(2)).chunk(2)
+        score_real, score_made = discriminator(blurred, label.repeat(2)).chunk(2)
         lost = F.relu(1 - score_real).mean() + F.relu(1 + score_made).mean()
-        torch.autograd.backward(lost, inputs=judging, retain_graph=True)
+        torch.autograd.backward(lost, inputs=discriminating, retain_graph=True)
         torch.autograd.backward(-score_made.mean(), inputs=trained)
         for rule in rules:
             rule.step()
@@ -182,9 +182,9 @@ def draw(data: Dataset, parameters: Tensor, z: Array, y: Ids) -> Array:
     generator.double()
     x = np.empty((len(y), *_shape(data)), data.x_train.dtype)
     for a in range(0, len(y), CHUNK):
-        made = generator(torch.from_numpy(z[a : a + CHUNK]), torch.from_numpy(y[a : a + CHUNK]))
-        made = generator.centre + generator.spread * made
-        x[a : a + CHUNK] = made.round() if data.is_image else made
+        samples = generator(torch.from_numpy(z[a : a + CHUNK]), torch.from_numpy(y[a : a + CHUNK]))
+        samples = generator.centre + generator.spread * samples
+        x[a : a + CHUNK] = samples.round() if data.is_image else samples
     return x.transpose(0, 2, 3, 1) if data.is_image else x
 
 

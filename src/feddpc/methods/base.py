@@ -25,7 +25,7 @@ from feddpc.methods._algebra import exact_sum, weighted_sum
 from feddpc.methods.federated_data import FederatedData
 from feddpc.optimizers import ServerOptimizer
 from feddpc.rng import generator
-from feddpc.tasks.base import Batch, Rows, Task
+from feddpc.tasks.base import Batch, BatchIndices, Task
 
 State = dict[str, Tensor]
 #: Rows per client by name: a stack, or something that can be iterated row by row and averaged, as FedDPC's residuals.
@@ -166,7 +166,7 @@ class Method:
 
     @property
     def reserve(self) -> float:
-        """The share of the training set that the server must keep from the clients, before the data are dealt."""
+        """The share of the training set that the server must keep from the clients, before the data are partitioned."""
         return 0.0
 
     def adapt(self, module: nn.Module) -> nn.Module:
@@ -216,7 +216,7 @@ class Method:
         """Whether all clients of the population answer the probe once, before round 1."""
         return False
 
-    def probe(self, task: Task, w: Tensor, data: Iterable[Rows]) -> State:
+    def probe(self, task: Task, w: Tensor, data: Iterable[BatchIndices]) -> State:
         """What ONE client answers before training; it also finds it in ``own`` during this round."""
         return {}
 

@@ -31,7 +31,7 @@ class ClusterFedVARP(Method):
 
     | symbol | name     | default | domain                                                                  |
     |--------|----------|---------|-------------------------------------------------------------------------|
-    | C      | clusters | 10      | a number (clients are dealt at random) or, from Python, groups of ids   |
+    | C      | clusters | 10      | a number (clients are assigned at random) or, from Python, groups of ids |
 
     One client per cluster is FedVARP; full participation is FedAvg. Both hold under sample weights too.
 
@@ -82,8 +82,8 @@ class ClusterFedVARP(Method):
                 raise BadInputError(
                     f"clusterfedvarp: clusters = {self.clusters} but there are {population} clients: use at most that"
                 )
-            dealt = np.arange(population, dtype=np.int64) % self.clusters
-            return dealt[generator(0, "clusters").permutation(population)]
+            cluster = np.arange(population, dtype=np.int64) % self.clusters
+            return cluster[generator(0, "clusters").permutation(population)]
         ids = np.array([j for group in self.clusters for j in group], dtype=np.int64)
         if not np.array_equal(np.sort(ids), np.arange(population)):
             raise BadInputError(f"clusterfedvarp: clusters must name each of the {population} clients exactly once")

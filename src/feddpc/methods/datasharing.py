@@ -1,4 +1,4 @@
-"""Data sharing (Zhao et al.): a small balanced set is handed to everybody."""
+"""Data sharing (Zhao et al.): all clients get a small balanced set."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from feddpc.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class DataSharing(Method):
-    """Hand a small balanced set to everybody, and start from a model trained on it.
+    """Hand a small balanced set to all clients, and start from a model trained on it.
 
-    Server:    keeps G, beta n training samples, the same number of every class, out of the clients' hands before the
-               data are dealt; trains w_0 on G for some epochs; sends a random share alpha of G to each client once
+    Server:    keeps G, beta n training samples, the same number of every class, out of the clients' hands before data
+               are partitioned; trains w_0 on G for some epochs; sends a random share alpha of G to each client once
     Client j:  plain local SGD on its own samples and its share of G
     Server:    w_t = w_{t-1} - eta_g mean_S D_j                                          (FedAvg)
 
@@ -79,7 +79,7 @@ class DataSharing(Method):
         count = round(self.fraction * len(mine))
         shares = [np.sort(world.rng("share", j).permutation(mine)[:count]) for j in range(len(world.partition))]
         return replace(
-            world.dealt(shares),
+            world.assign(shares),
             down_once=count * int(np.prod(world.data.sample_shape)),
             disclosed={"samples_at_the_server": len(mine), "samples_sent_to_each_client": count},
         )

@@ -26,7 +26,7 @@ class FAug(Method):
                sends up to s of its samples of each class in T_j that it holds, and of q other classes to hide these;
                nothing if T_j is empty
     Server:    trains a conditional GAN on all samples sent, every class as often; sends the generator G to all
-    Client j:  makes a_j - n_jr samples of each class in T_j, unless nobody sent any;
+    Client j:  makes a_j - n_jr samples of each class in T_j, unless no client sent any;
                then plain local SGD on real and made samples
     Server:    w_t = w_{t-1} - eta_g mean_S D_j                                                                (FedAvg)
 
@@ -81,7 +81,7 @@ class FAug(Method):
 
     @classmethod
     def light(cls) -> FAug:
-        """With next to no training of the generator, whose quality costs nobody anything."""
+        """With next to no training of the generator: its quality does not change the costs."""
         return cls(gan_steps=2, seeds=1)
 
     def __post_init__(self) -> None:
@@ -149,11 +149,11 @@ class FAug(Method):
         lacks = self.missing(world.counts()) * (sent > 0)
         noise = [world.rng("faug", j).standard_normal((n, _gan.LATENT)) for j, n in enumerate(lacks.sum(1))]
         owner, y = (np.repeat(ids.ravel(), lacks.ravel()) for ids in np.indices(lacks.shape))
-        made = _gan.draw(world.data, learned["generator"], np.concatenate(noise), y)
+        generated = _gan.draw(world.data, learned["generator"], np.concatenate(noise), y)
         diversity = {f"diversity_class_{r}": float(learned["diversity"][r]) for r in np.flatnonzero(sent)}
         return replace(
-            world.with_samples(made, y, owner),
-            kit={**world.kit, "generator": learned["generator"]},
+            world.with_samples(generated, y, owner),
+            one_time_payload={**world.one_time_payload, "generator": learned["generator"]},
             up_once=world.up_once + int(sent.sum()) * (math.prod(world.data.sample_shape) + 1) / clients,
             disclosed={
                 **world.disclosed,

@@ -49,7 +49,7 @@ class FedAlign(Method):
     the training loss reported is (1 + mu) CE (CE where L is zero).
 
     Needs: trunk, last_stage, top. The last stage is the fourth of resnet18, the second convolution of lenet5 and cnn,
-    the last hidden layer of mlp. A network of one's own defines trunk(x), last_stage(h, width) and top(o).
+    the last hidden layer of mlp. A network of your own defines trunk(x), last_stage(h, width) and top(o).
 
     Departures: GroupNorm at the reduced width, so its groups must divide that (the code: BatchNorm with statistics of
     the batch); reduced widths are rounded to whole channels (the code: multiples of 8; the same for multiples of 32
@@ -85,7 +85,7 @@ class FedAlign(Method):
     def adapt(self, module: nn.Module) -> nn.Module:
         """Change nothing, but see that the last stage can be that narrow."""
         require_parts(self, module)
-        too_narrow = getattr(module, "too_narrow", lambda _: None)  # a network of one's own need not know beforehand
+        too_narrow = getattr(module, "too_narrow", lambda _: None)  # a network of your own need not know beforehand
         if why := too_narrow(self.omega):
             raise BadInputError(f"{self.name}: omega = {self.omega}: {why}: choose another omega or number of groups")
         return module

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddpc.methods._algebra import safe_ratio, weighted_sum
 from feddpc.methods.base import ClientContext, Cohort, Costs, Mask, Method, State, Step, Transformed
-from feddpc.tasks.base import Batch, Rows, Task
+from feddpc.tasks.base import Batch, BatchIndices, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class FedAMD(Method):
         """The client's last exact gradient."""
         return {"V": torch.zeros_like(w)}
 
-    def probe(self, task: Task, w: Tensor, data: Iterable[Rows]) -> State:
+    def probe(self, task: Task, w: Tensor, data: Iterable[BatchIndices]) -> State:
         """The gradient of all the client's data."""
         return {"g": task.full_gradient(w, data)}
 

@@ -51,7 +51,7 @@ class FedBR(Method):
     Needs: features, head. Any network works whose head is an nn.Linear on top of features(x).
 
     Departures: phi_g is recomputed in every step, to the same numbers, as a client's hooks keep nothing but vectors
-    like the model (the code: once a round); so with mixture it belongs to the step's own mixed samples (the code: to
+    like the model (the code: once per round); so with mixture it belongs to the step's own mixed samples (the code: to
     those of the round's first step). Mixture keeps the clients' pseudo-samples (the code takes them from a proxy set)
     and mixes in the paired sample (the code: a random one of the batch, which is in random order already). Sizes of
     batch and pseudo-data may differ. Plain SGD as in the code, all clients with the same weight; with another
@@ -112,9 +112,9 @@ class FedBR(Method):
             owners[i] = holders[rng.integers(len(holders))]
             places[i] = rng.choice(sizes[owners[i]], self.averaged)
         answers = ask("averages", lambda client: {"places": torch.from_numpy(places[owners == client])})
-        made = torch.cat([answer["x_p"] for answer in answers.values()])
+        pseudo = torch.cat([answer["x_p"] for answer in answers.values()])
         back = np.argsort(np.argsort(owners, kind="stable"))  # from the order of clients to the order of drawing
-        return {"x_p": made[torch.from_numpy(back)]}
+        return {"x_p": pseudo[torch.from_numpy(back)]}
 
     def answer(self, question: str, client: int, world: FederatedData, asked: State) -> State:
         """Return averages of one client's samples at the places that the server drew."""
@@ -123,10 +123,10 @@ class FedBR(Method):
         return {"x_p": x.reshape(*places.shape, *x.shape[1:]).double().mean(1).float()}
 
     def extend_data(self, world: FederatedData, learned: State) -> FederatedData:
-        """Hand the pseudo-samples to everybody."""
+        """Hand the pseudo-samples to all clients."""
         return replace(
             world,
-            kit={**world.kit, "x_p": learned["x_p"].to(world.device)},
+            one_time_payload={**world.one_time_payload, "x_p": learned["x_p"].to(world.device)},
             up_once=world.up_once + learned["x_p"].numel() / len(world.partition),
             disclosed={**world.disclosed, "averages": self.pseudo, "samples_per_average": self.averaged},
         )

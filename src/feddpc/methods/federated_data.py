@@ -52,10 +52,10 @@ def require_asking(method: object, name: str) -> LearnsByAsking:
 class FederatedData:
     """A federation before its first round, as a data-side method finds it and changes it.
 
-    ``reserve`` are training samples that were kept from all clients before the data were dealt; they are class-balanced
-    and in random order within each class. ``kit`` is what every client receives once, at first contact; a method finds
-    it in ``here.down``. ``down_once`` and ``up_once`` count further numbers that each client receives or sends once.
-    ``disclosed`` says what left the clients before training.
+    ``reserve`` are training samples that were kept from all clients before the data were partitioned; they are
+    class-balanced and in random order within each class. ``one_time_payload`` is what every client receives once, at
+    first contact; a method finds it in ``ctx.broadcast``. ``down_once`` and ``up_once`` count further numbers that each
+    client receives or sends once. ``disclosed`` says what left the clients before training.
     """
 
     data: Dataset
@@ -65,26 +65,26 @@ class FederatedData:
     batch_size: int
     device: torch.device
     reserve: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
-    kit: Mapping[str, Tensor] = field(default_factory=dict)
+    one_time_payload: Mapping[str, Tensor] = field(default_factory=dict)
     down_once: float = 0
     up_once: float = 0
     disclosed: Mapping[str, float | int | str] = field(default_factory=dict)
 
     def rng(self, purpose: str, *keys: int) -> np.random.Generator:
-        """Return the stream of random numbers for one purpose of this world."""
+        """Return the stream of random numbers for one purpose."""
         return generator(self.seed, purpose, *keys)
 
     def counts(self) -> Ids:
         """Return how many samples of each class each client holds, ``[clients, classes]``."""
         return self.partition.counts(self.data.y_train, self.data.classes)
 
-    def dealt(self, more: Sequence[Ids]) -> FederatedData:
-        """Return this world with further training samples in the hands of its clients, one list each."""
+    def assign(self, more: Sequence[Ids]) -> FederatedData:
+        """Return these data with further training samples for the clients, one list per client."""
         lists = [np.concatenate([mine, new]) for mine, new in zip(self.partition, more, strict=True)]
         return replace(self, partition=Partition.from_lists(lists))
 
     def with_samples(self, x: NDArray[Any], y: Ids, owner: Ids) -> FederatedData:
-        """Return this world with new samples ``x``, ``y`` in the training set, sample i held by client ``owner[i]``."""
+        """Return these data with new samples ``x``, ``y`` in the training set, sample i held by client ``owner[i]``."""
         if not len(x):
             return self
         first = len(self.data.y_train)
@@ -97,7 +97,7 @@ class FederatedData:
         order = np.argsort(owner, kind="stable")
         bounds = np.searchsorted(owner[order], np.arange(len(self.partition) + 1))
         mine = [ids[order[a:b]] for a, b in itertools.pairwise(bounds)]
-        return replace(self, data=data).dealt(mine)
+        return replace(self, data=data).assign(mine)
 
 
 def reserved_each(share: float, data: Dataset) -> int:
@@ -113,7 +113,7 @@ def reserved_each(share: float, data: Dataset) -> int:
 
 
 def reserved(share: float, data: Dataset, seed: int) -> Ids:
-    """Draw the samples that the server keeps before the data are dealt: the same number of every class."""
+    """Draw the samples that the server keeps before the data are partitioned: the same number of every class."""
     if share == 0:
         return np.zeros(0, np.int64)
     each = reserved_each(share, data)

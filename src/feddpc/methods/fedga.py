@@ -11,7 +11,7 @@ from torch import Tensor
 
 from feddpc.methods._algebra import weighted_sum
 from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
-from feddpc.tasks.base import Rows, Task
+from feddpc.tasks.base import BatchIndices, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class FedGA(Method):
         """Stale: the mean gradient of the last participation, and whether there was one."""
         return {} if self.probes else {"h": torch.zeros_like(w), "seen": w.new_zeros(())}
 
-    def probe(self, task: Task, w: Tensor, data: Iterable[Rows]) -> State:
+    def probe(self, task: Task, w: Tensor, data: Iterable[BatchIndices]) -> State:
         """Fresh: the gradient of all the client's data at the global model."""
         return {"g": task.full_gradient(w, data)}
 

@@ -51,7 +51,7 @@ class FedNova(Method):
         return {"delta": safe_ratio(up["delta"], _effective_steps(cohort).to(up["delta"].dtype)[:, None])}, {}
 
     def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
-        """FedAvg of these, as long as if everybody had made the mean number of steps."""
+        """FedAvg of these, as long as if all clients had made the mean number of steps."""
         step = super().combine(w, server, rows, cohort)
         tau = (cohort.weights * _effective_steps(cohort)).sum()
         return replace(step, rate=step.rate * tau)

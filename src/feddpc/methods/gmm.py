@@ -138,20 +138,24 @@ class GMM(Method):
         if self.target == 0:
             return world
         weights, means, variances, box = (learned[key].numpy() for key in ("weights", "means", "variances", "box"))
-        counts, real, made = world.counts(), world.data.x_train, [world.data.x_train[:0]]
+        counts, real, synthetic = world.counts(), world.data.x_train, [world.data.x_train[:0]]
         goal = np.rint(counts.mean(1, keepdims=True)) if self.target == "mean" else self.target
         lacks = np.maximum(goal - counts, 0).astype(np.int64) * weights.any(1)
         for j, lack in enumerate(lacks):
             rng = world.rng("gmm samples", j)
             for r in np.flatnonzero(lack):
                 x = Box(*box).outwards(Mixture(weights[r], means[r], variances[r]).draw(lack[r], rng))
-                made.append((np.rint(x) if world.data.is_image else x).astype(real.dtype).reshape(-1, *real.shape[1:]))
+                synthetic.append(
+                    (np.rint(x) if world.data.is_image else x).astype(real.dtype).reshape(-1, *real.shape[1:])
+                )
         owner, y = (np.repeat(ids.ravel(), lacks.ravel()) for ids in np.indices(lacks.shape))
         sums = (2 * box.shape[1] + 1) * float((counts > 0).sum(1).mean())
         up = sums * (1 + self.components * self.em_rounds) + (0 if world.data.is_image else box.size)
         return replace(
-            world.with_samples(np.concatenate(made), y, owner),
-            kit={"mixture": torch.cat([torch.from_numpy(a).float().ravel() for a in (weights, means, variances, box)])},
+            world.with_samples(np.concatenate(synthetic), y, owner),
+            one_time_payload={
+                "mixture": torch.cat([torch.from_numpy(a).float().ravel() for a in (weights, means, variances, box)])
+            },
             down_once=sums * self.components * self.em_rounds,
             up_once=up,
             disclosed={
@@ -167,13 +171,13 @@ def _em_round(old: list[Mixture] | None, ask: Ask, known: State, classes: int, f
     stacked = {} if old is None else {key: np.stack([getattr(m, key) for m in old]) for key in MIXTURE}
     answers = list(ask("sums", lambda _: known | {k: torch.from_numpy(v) for k, v in stacked.items()}).values())
     dim = (answers[0]["sums"].shape[2] - 1) // 2
-    made = []
+    mixtures = []
     for r, mixture in enumerate(old or [one_component(dim)] * classes):
         parts = [answer["sums"][r].numpy() for answer in answers if answer["holds"][r]]
         sums = [Sums(p[:, 0], p[:, 1 : 1 + dim], p[:, 1 + dim :]) for p in parts]
         total = functools.reduce(Sums.__add__, sums) if sums else None
-        made.append(_empty(len(mixture.counts), mixture) if total is None else maximise(total, mixture, floor))
-    return made
+        mixtures.append(_empty(len(mixture.counts), mixture) if total is None else maximise(total, mixture, floor))
+    return mixtures
 
 
 def _empty(M: int, like: Mixture) -> Mixture:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
-from feddpc.tasks.base import Rows, Task
+from feddpc.tasks.base import BatchIndices, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Scaffold(Method):
 
     @property
     def surveys(self) -> bool:
-        """A warm start asks everybody once."""
+        """A warm start asks all clients once."""
         return self.warm
 
     @property
@@ -91,7 +91,7 @@ class Scaffold(Method):
         """The client's control variate."""
         return {"c": torch.zeros_like(w)}
 
-    def probe(self, task: Task, w: Tensor, data: Iterable[Rows]) -> State:
+    def probe(self, task: Task, w: Tensor, data: Iterable[BatchIndices]) -> State:
         """The gradient of all the client's data at the global model."""
         return {"g": task.full_gradient(w, data)}
 

@@ -17,7 +17,7 @@ from feddpc.errors import BadInputError
 from feddpc.methods._algebra import exact_sum
 from feddpc.methods.base import ClientContext, Method, State
 from feddpc.models.flat import Flat
-from feddpc.tasks.base import Batch, Rows, Task
+from feddpc.tasks.base import Batch, BatchIndices, Task
 
 #: The name of a client's statistics among what it receives, remembers and sends.
 STATISTICS = "/statistics"
@@ -57,7 +57,7 @@ def mean_statistics(flat: Flat, rows: Tensor, weights: Tensor) -> Tensor:
     return torch.where(torch.cat(marks), largest, mean)
 
 
-class _Measured(Method):
+class _WithStatistics(Method):
     """The client half with statistics: what is carried from step to step is the local model and its statistics."""
 
     plain_: ClassVar[type[Method]]
@@ -70,7 +70,7 @@ class _Measured(Method):
         plain.__dict__.update({key: value for key, value in self.__dict__.items() if key != "first_"})
         return plain
 
-    def probe(self, task: Task, w: Tensor, data: Iterable[Rows]) -> State:
+    def probe(self, task: Task, w: Tensor, data: Iterable[BatchIndices]) -> State:
         """The method's own question, to a network with the statistics of the global model."""
         _flat(task).write_statistics(self.first_)
         return self._plain.probe(task, w, data)
@@ -96,7 +96,7 @@ class _Measured(Method):
 
 @functools.lru_cache(maxsize=64)
 def _class(kind: type[Method]) -> type[Method]:
-    return type(kind.__name__, (_Measured, kind), {"__module__": kind.__module__, "plain_": kind})
+    return type(kind.__name__, (_WithStatistics, kind), {"__module__": kind.__module__, "plain_": kind})
 
 
 def _flat(task: Task) -> Flat:

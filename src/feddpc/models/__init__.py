@@ -2,7 +2,7 @@
 
 Every model for images and tables has ``features(x)``, the representation before the last layer, and ``head``, a linear
 layer, with ``forward(x) == head(features(x))``, and no buffers. All but a linear classifier also have ``trunk(x)``,
-``last_stage(h, width)`` and ``top(o)``, with ``forward(x) == top(last_stage(trunk(x)))``. A network of one's own that
+``last_stage(h, width)`` and ``top(o)``, with ``forward(x) == top(last_stage(trunk(x)))``. A network of your own that
 defines these works with the methods that ask for them. Of these parts the models for text have only ``head``; methods
 that ask for the others refuse them.
 """

@@ -49,7 +49,7 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
 
 
 def _plain(layers: list[nn.Module]) -> bool:
-    """Whether these are a plain convolution, ReLU and 2x2 pooling, and nobody listens to what passes between them."""
+    """Whether these are a plain convolution, ReLU and 2x2 pooling, without hooks between them."""
     if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
         return False
     if any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers):

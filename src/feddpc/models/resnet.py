@@ -44,7 +44,7 @@ class ResNet18(BodyAndHead):
         stages = []
         before = 64
         for width in _WIDTHS:
-            stages += [_Block(before, width, groups), _Block(width, width, groups)]
+            stages += [_ResidualBlock(before, width, groups), _ResidualBlock(width, width, groups)]
             before = width
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(before, classes)
@@ -117,7 +117,7 @@ def _blocks(x: Tensor, channels: int, padding: tuple[int, ...] = (0, 0, 0, 0)) -
     return F.pad(x, (0, channels - 4 * c, *padding)).permute(0, 3, 1, 2)
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     """relu(x + two 3x3 convolutions of x); where the width grows, the map halves and a 1x1 convolution fits x to it."""
 
     def __init__(self, before: int, width: int, groups: int) -> None:

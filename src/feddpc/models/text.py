@@ -97,7 +97,7 @@ class Transformer(nn.Module):
         self.heads = heads
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(*shape, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(check_int("layers", layers, 1))))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(check_int("layers", layers, 1))))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
         for table in (self.embedding.weight, self.positions):
@@ -110,7 +110,7 @@ class Transformer(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal attention, then two linear layers position by position."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from feddpc.paper import published
-from feddpc.paper.statistics import Estimate, estimate, paired
-from feddpc.paper.study import Row, Study, accuracies
+from feddpc.paper.significance import Estimate, estimate, paired
+from feddpc.paper.study import PaperRow, PaperStudy, accuracies
 from feddpc.paper.study_spec import DOUBLED, label
 from feddpc.paper.verdicts import Finding, above, compare, family, judge, show_differences
 from feddpc.runs.record import StoredRun
@@ -21,10 +21,10 @@ COMPETITIVE = 1.1
 #: Where the paper makes its claims: line numbers of paper.tex.
 _RESULTS, _ANGLE, _ABLATION, _LAMBDA = 294, 185, 307, 321
 
-Rows = dict[str, Row]
+RowsByName = dict[str, PaperRow]
 
 
-def findings(study: Study) -> list[Finding]:
+def findings(study: PaperStudy) -> list[Finding]:
     """Judge every claim for which the study has runs."""
     judged: list[Finding] = []
     for alpha in study.alphas("table2"):
@@ -36,7 +36,7 @@ def findings(study: Study) -> list[Finding]:
     return judged
 
 
-def _table2(study: Study, alpha: float) -> list[Finding]:
+def _table2(study: PaperStudy, alpha: float) -> list[Finding]:
     rows = study.scored("table2", alpha)
     ours = rows.get("feddpc")
     if ours is None:
@@ -83,7 +83,7 @@ def _unless_absent(absent: Sequence[str], judged: Sequence[Finding]) -> list[Fin
     ]
 
 
-def _order(rows: Rows, alpha: float, study: Study) -> Finding:
+def _order(rows: RowsByName, alpha: float, study: PaperStudy) -> Finding:
     """Each pair of methods is a comparison: the one that the paper has higher should be higher."""
     reported = study.reported(alpha)
     names = sorted((n for n in published.METHODS if n in rows), key=lambda n: -reported[n].accuracy)
@@ -100,7 +100,7 @@ def _order(rows: Rows, alpha: float, study: Study) -> Finding:
     )
 
 
-def _fewer_rounds(claim: str, ours: Row, rivals: Sequence[Row]) -> Finding:
+def _fewer_rounds(claim: str, ours: PaperRow, rivals: Sequence[PaperRow]) -> Finding:
     """Compare rounds to a rival's best accuracy; a run that never reaches it counts as its length plus one."""
     differences, words = [], []
     for rival in rivals:
@@ -119,7 +119,7 @@ def rounds_to(run: StoredRun, accuracy: float) -> int:
     return next(reached, len(run.records) + 1)
 
 
-def _competitive_time(claim: str, ours: Row, rivals: Sequence[Row], at_once: int | None) -> Finding:
+def _competitive_time(claim: str, ours: PaperRow, rivals: Sequence[PaperRow], at_once: int | None) -> Finding:
     """The time over the median of the others, seed by seed, should be below the bar: one slow hour decides nothing.
 
     Several runs ``at_once`` slow each other down by an unknown amount: then nothing is decided.
@@ -138,7 +138,7 @@ def _competitive_time(claim: str, ours: Row, rivals: Sequence[Row], at_once: int
     return Finding("table2", claim, judge(bar), f"{numbers}; the bar is {COMPETITIVE:g}", _RESULTS)
 
 
-def _angle(claim: str, ours: Row) -> Finding:
+def _angle(claim: str, ours: PaperRow) -> Finding:
     """The mean cosine over rounds, seed by seed, should be above zero."""
     cosine = estimate(list(ours.values("cosine").values()))
     factor = statistics.fmean(ours.values("scale").values())
@@ -152,7 +152,7 @@ def _with_spread(about: Estimate, digits: str) -> str:
     return f"{about.mean:{digits}}{spread}"
 
 
-def _ablation(rows: Rows) -> list[Finding]:
+def _ablation(rows: RowsByName) -> list[Finding]:
     judged = []
     for first, second, line in (
         ("no scaling", "neither", _ABLATION),
@@ -171,7 +171,7 @@ def _ablation(rows: Rows) -> list[Finding]:
     return judged
 
 
-def _lambdas(rows: Rows) -> list[Finding]:
+def _lambdas(rows: RowsByName) -> list[Finding]:
     tried = {lam: rows[name] for lam in published.LAMBDAS if (name := f"lambda {lam:g}") in rows}
     others = [row for lam, row in tried.items() if lam != 1.0]
     one, judged = tried.get(1.0), []
@@ -195,7 +195,7 @@ def _lambdas(rows: Rows) -> list[Finding]:
     return judged
 
 
-def _poorly(claim: str, row: Row, better: Row, among: Sequence[Row], line: int | None) -> Finding:
+def _poorly(claim: str, row: PaperRow, better: PaperRow, among: Sequence[PaperRow], line: int | None) -> Finding:
     """Judge "``row`` is far below ``better``"; the p that is shown is corrected for all rows ``among`` which it is."""
     claim = f"{claim}: more than {100 * POORLY:g} points below {better.label}"
     shown = [c for c in compare(better, among, "best") if c.rival == row.label]

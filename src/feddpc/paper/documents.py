@@ -8,10 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from feddpc.paper import costs, figures, published, tables
+from feddpc.paper import figures, published, table1, tables
 from feddpc.paper.claims import findings
 from feddpc.paper.presets import preset
-from feddpc.paper.study import Study, all_runs
+from feddpc.paper.study import PaperStudy, all_runs
 from feddpc.paper.study_spec import label
 from feddpc.paper.verdicts import compare, standing
 from feddpc.storage import make_folder, replace_file, replace_text
@@ -28,7 +28,7 @@ _CAPTIONS = {
 }
 
 
-def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> str:
+def section(study: PaperStudy, parts: Sequence[str], pictures: Mapping[str, str]) -> str:
     """Return a study as Markdown; ``pictures`` are addresses of figures by name."""
     blocks = [f"## {study.title[0].upper()}{study.title[1:]}"]
     if study.origin.get("machine"):
@@ -44,14 +44,14 @@ def section(study: Study, parts: Sequence[str], pictures: Mapping[str, str]) -> 
     return "\n\n".join(blocks)
 
 
-def render(studies: Sequence[Study], images: str) -> str:
+def render(studies: Sequence[PaperStudy], images: str) -> str:
     """Return the document of ``studies``; ``images`` is the address of the folder that holds a folder for each."""
     sections = []
     for study in studies:
         parts = [part for part in PARTS if study.part(part)]
         pictures = {name: f"{images}/{_folder(study)}/{name}.png" for name in figures.available(study, parts)}
         sections.append(section(study, parts, pictures))
-    local, server = costs.table1("cifar10", "paper")
+    local, server = table1.tables("cifar10", "paper")
     return Template((files("feddpc.paper") / "reproduction.md").read_text(encoding="utf-8")).substitute(
         summary=_summary(studies),
         sections="\n\n".join(sections),
@@ -61,7 +61,7 @@ def render(studies: Sequence[Study], images: str) -> str:
     )
 
 
-def write(studies: Sequence[Study], path: Path, images: Path) -> list[Path]:
+def write(studies: Sequence[PaperStudy], path: Path, images: Path) -> list[Path]:
     """Write the document of ``studies`` to ``path``, its figures below the folder ``images``; return all paths."""
     pictures: list[Path] = []
     for study in studies:
@@ -74,11 +74,11 @@ def write(studies: Sequence[Study], path: Path, images: Path) -> list[Path]:
     return [path, *pictures]
 
 
-def _folder(study: Study) -> str:
+def _folder(study: PaperStudy) -> str:
     return f"{study.data}-{study.scale}"
 
 
-def _spent(study: Study) -> str:
+def _spent(study: PaperStudy) -> str:
     """Say how long the runs took, and the paper's rounds; nothing if that is unknown."""
     if not study.origin.get("spent"):
         return ""
@@ -109,7 +109,7 @@ def _long(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _summary(studies: Sequence[Study]) -> str:
+def _summary(studies: Sequence[PaperStudy]) -> str:
     """Return the verdicts on the paper's claims, counted by study."""
     lines = ["| data and scale | seeds | claims that hold | do not hold | cannot be told |", "|---|" + "---:|" * 4]
     for study in studies:
@@ -121,7 +121,7 @@ def _summary(studies: Sequence[Study]) -> str:
     return "\n".join([*lines, "", *(line for study in studies for line in _orders(study)), *_together(studies)])
 
 
-def _together(studies: Sequence[Study]) -> list[str]:
+def _together(studies: Sequence[PaperStudy]) -> list[str]:
     """Say how long all runs on the paper's data took, and the paper's: one line, if that is known."""
     timed = [study for study in studies if study.origin.get("spent") and study.data in published.SECONDS]
     if not timed:
@@ -139,7 +139,7 @@ def _together(studies: Sequence[Study]) -> list[str]:
     ]
 
 
-def _orders(study: Study) -> list[str]:
+def _orders(study: PaperStudy) -> list[str]:
     """Return the best accuracies of all methods, the highest first, ours and then the paper's: a line for an alpha."""
     lines = []
     for alpha in study.alphas("table2"):
@@ -156,7 +156,7 @@ def _orders(study: Study) -> list[str]:
     return lines
 
 
-def _decided(study: Study, alpha: float) -> str:
+def _decided(study: PaperStudy, alpha: float) -> str:
     """Say in words above which rows FedDPC is, and below which, as far as its seeds can tell."""
     ours, rivals = study.ours_and_rivals(alpha)
     seeds = len(ours.scores) if ours and rivals else 0

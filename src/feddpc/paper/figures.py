@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddpc.paper import published
-from feddpc.paper.study import Row, Study
+from feddpc.paper.study import PaperRow, PaperStudy
 from feddpc.report import figures as house
 from feddpc.report.figures import GEOMETRY, TRAIN_LOSS, Panel, metric_panel
-from feddpc.report.groups import Group
+from feddpc.report.groups import SeedGroup
 from feddpc.tasks.metrics import ACCURACY
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ CURVES = (metric_panel(ACCURACY), TRAIN_LOSS)
 _SIDE = 5.2  #: inches of one pair of axes
 
 
-def available(study: Study, parts: Sequence[str]) -> dict[str, Callable[[], Figure]]:
+def available(study: PaperStudy, parts: Sequence[str]) -> dict[str, Callable[[], Figure]]:
     """Return a drawing function for each figure of ``parts`` that has runs, by name."""
     drawings: dict[str, Callable[[], Figure]] = {}
     if "table2" in parts and any(row.scores for row in study.part("table2")):
@@ -47,7 +47,7 @@ def available(study: Study, parts: Sequence[str]) -> dict[str, Callable[[], Figu
     return drawings
 
 
-def draw_all(study: Study, folder: Path, parts: Sequence[str]) -> list[Path]:
+def draw_all(study: PaperStudy, folder: Path, parts: Sequence[str]) -> list[Path]:
     """Draw all figures that have runs as PNG files, and return their paths."""
     paths = []
     for name, draw in available(study, parts).items():
@@ -56,7 +56,7 @@ def draw_all(study: Study, folder: Path, parts: Sequence[str]) -> list[Path]:
     return paths
 
 
-def curves(study: Study) -> Figure:
+def curves(study: PaperStudy) -> Figure:
     """Draw figures 1 to 3: accuracy and loss over rounds, axes for each alpha; diamonds are the paper's best."""
     rows = {alpha: list(study.scored("table2", alpha).values()) for alpha in _scored_alphas(study)}
     style = _style([row.group for some in rows.values() for row in some])
@@ -72,7 +72,7 @@ def curves(study: Study) -> Figure:
     return figure
 
 
-def _diamonds(axes: Axes, rows: Sequence[Row], reported: dict[str, published.Reported], style: Style) -> None:
+def _diamonds(axes: Axes, rows: Sequence[PaperRow], reported: dict[str, published.Reported], style: Style) -> None:
     """Put the paper's best accuracies where it reached them."""
     for row in rows:
         if (theirs := reported.get(row.name)) is not None:
@@ -80,7 +80,7 @@ def _diamonds(axes: Axes, rows: Sequence[Row], reported: dict[str, published.Rep
             axes.plot(theirs.round, theirs.accuracy, "D", color=color, markeredgecolor="white", markersize=7, zorder=6)
 
 
-def accuracies(study: Study) -> Figure:
+def accuracies(study: PaperStudy) -> Figure:
     """Draw Table 2: ours as a dot with its deviation and its seeds as small marks; the paper's as a diamond."""
     alphas = _scored_alphas(study)
     marks = {"ours: mean, deviation, seeds": _mark(color=BLUE, marker="o", linestyle="none")}
@@ -99,7 +99,7 @@ def accuracies(study: Study) -> Figure:
     return figure
 
 
-def _dots(axes: Axes, y: int, row: Row, theirs: published.Reported | None) -> None:
+def _dots(axes: Axes, y: int, row: PaperRow, theirs: published.Reported | None) -> None:
     color = RED if row.name == "feddpc" else BLUE
     if (about := row.estimate("best")) is not None:
         axes.plot([100 * v for v in row.values("best").values()], [y] * about.count, "|", color=color, alpha=0.6)
@@ -109,21 +109,21 @@ def _dots(axes: Axes, y: int, row: Row, theirs: published.Reported | None) -> No
         axes.plot(theirs.accuracy, y, "D", color="white", markeredgecolor="0.25", zorder=3)
 
 
-def ablation(study: Study, alpha: float) -> Figure:
+def ablation(study: PaperStudy, alpha: float) -> Figure:
     """Draw figure 4: FedDPC, without scaling, without both, and the control."""
     return _draw_curves(
         f"{study.title}: ablation, alpha {alpha:g}", [row.group for row in study.scored("figure4", alpha).values()]
     )
 
 
-def lambdas(study: Study, alpha: float) -> Figure:
+def lambdas(study: PaperStudy, alpha: float) -> Figure:
     """Draw figure 5: test accuracy and loss over rounds for every lambda; lambda = 1 comes first and is red."""
     rows = [row for name, row in study.scored("figure5", alpha).items() if name.startswith("lambda")]
     rows.sort(key=lambda row: row.name != "lambda 1")
     return _draw_curves(f"{study.title}: FedDPC with other lambdas, alpha {alpha:g}", [row.group for row in rows])
 
 
-def _draw_curves(title: str, groups: Sequence[Group], panels: Sequence[Panel] = CURVES) -> Figure:
+def _draw_curves(title: str, groups: Sequence[SeedGroup], panels: Sequence[Panel] = CURVES) -> Figure:
     """Draw panels side by side, with one curve per group."""
     style = _style(groups)
     figure, grid = _figure(title, 1, len(panels), _line_marks(style))
@@ -131,16 +131,16 @@ def _draw_curves(title: str, groups: Sequence[Group], panels: Sequence[Panel] = 
     return figure
 
 
-def geometry(study: Study) -> Figure:
+def geometry(study: PaperStudy) -> Figure:
     """Draw FedDPC's mean factor and cosine over rounds, a curve for each alpha; dashed: 1 + lambda, a right angle."""
-    groups = [Group(f"FedDPC, alpha {row.alpha:g}", row.group.runs) for row in _with_geometry(study)]
+    groups = [SeedGroup(f"FedDPC, alpha {row.alpha:g}", row.group.runs) for row in _with_geometry(study)]
     figure = _draw_curves(f"{study.title}: what FedDPC does to updates", groups, GEOMETRY)
     for axes, level in zip(figure.axes, (1 + published.LAMBDA, 0.0), strict=True):
         axes.axhline(level, color="0.4", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     return figure
 
 
-def lambda_or_step(study: Study, alpha: float) -> Figure:
+def lambda_or_step(study: PaperStudy, alpha: float) -> Figure:
     """Draw the control of figure 5: accuracy against lambda, and against FedAvg's server step 1 + lambda."""
     rows = study.scored("figure5", alpha)
     lams = {1 + lam: rows[name] for lam in published.LAMBDAS if (name := f"lambda {lam:g}") in rows}
@@ -160,19 +160,19 @@ def lambda_or_step(study: Study, alpha: float) -> Figure:
     return figure
 
 
-def _against(axes: Axes, rows: dict[float, Row], measure: str, color: str, look: str) -> None:
+def _against(axes: Axes, rows: dict[float, PaperRow], measure: str, color: str, look: str) -> None:
     """Draw mean and deviation of a measure over ``rows`` by their place on the axis."""
     known = sorted((x, e.mean, e.spread or 0.0) for x, row in rows.items() if (e := row.estimate(measure)))
     x, mean, spread = ([100 * point[i] if i else point[i] for point in known] for i in range(3))
     axes.errorbar(x, mean, yerr=spread, fmt=look, color=color, capsize=3, markersize=5)
 
 
-def _scored_alphas(study: Study) -> list[float]:
+def _scored_alphas(study: PaperStudy) -> list[float]:
     """Return the alphas for which Table 2 has runs."""
     return [alpha for alpha in study.alphas("table2") if study.scored("table2", alpha)]
 
 
-def _with_geometry(study: Study) -> list[Row]:
+def _with_geometry(study: PaperStudy) -> list[PaperRow]:
     """Return FedDPC's rows of Table 2 that recorded what it did to updates."""
     return [row for row in study.part("table2") if row.name == "feddpc" and row.values("cosine")]
 
@@ -192,14 +192,14 @@ def _figure(title: str, lines: int, columns: int, marks: dict[str, Line2D], heig
     return figure, figure.subplots(lines, columns, squeeze=False)
 
 
-def _style(groups: Sequence[Group]) -> Style:
+def _style(groups: Sequence[SeedGroup]) -> Style:
     """Return the color and dashes of each label; the first FedDPC is red."""
     one_each = {group.label: group for group in groups}
     return dict(zip(one_each, house.styles(list(one_each.values())), strict=True))
 
 
 def _draw_panels(
-    line: Sequence[Axes], panels: Sequence[Panel], groups: Sequence[Group], style: Style, before: str = ""
+    line: Sequence[Axes], panels: Sequence[Panel], groups: Sequence[SeedGroup], style: Style, before: str = ""
 ) -> None:
     """Draw the panels side by side, their titles after ``before``."""
     for axes, panel in zip(line, panels, strict=True):

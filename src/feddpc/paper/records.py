@@ -18,7 +18,7 @@ from feddpc.config import EXECUTION_KEYS, Config
 from feddpc.data.specs import spec
 from feddpc.errors import FeddpcError, RunFolderError
 from feddpc.paper.presets import PRESETS
-from feddpc.paper.study import Row, Study, accuracies, joined
+from feddpc.paper.study import PaperRow, PaperStudy, accuracies, joined
 from feddpc.report.groups import status
 from feddpc.runs.record import StoredRun, read_json, seconds_per_round
 from feddpc.storage import replace_text
@@ -38,12 +38,12 @@ def machine(runs: Sequence[StoredRun]) -> dict[str, Any]:
     return {key: known.pop() for key, known in values.items() if len(known) == 1}
 
 
-def write(study: Study, path: Path) -> None:
+def write(study: PaperStudy, path: Path) -> None:
     """Write a study to a file."""
     replace_text(path, dumps(study))
 
 
-def dumps(study: Study) -> str:
+def dumps(study: PaperStudy) -> str:
     """Return a study as JSON: one line per row and per run; a run that several rows share is stored once."""
     configs = [_values(row.config) for row in study.rows]
     shared = {k: v for k, v in configs[0].items() if all(c.get(k) == v for c in configs)} if configs else {}
@@ -114,7 +114,7 @@ def _short(key: str, value: float | None) -> float | None:
     return round(value, 5) if key in _ACCURACIES else float(f"{value:.4g}")
 
 
-def read(path: Path) -> Study:
+def read(path: Path) -> PaperStudy:
     """Read a study from its file."""
     if not path.is_file():
         raise RunFolderError(f"there is no file {path}: `feddpc reproduce` writes records.json into its folder")
@@ -123,7 +123,7 @@ def read(path: Path) -> Study:
         rows, seen = [], {}
         for about in table["rows"]:
             config = Config.read({**table["shared"], **about["config"]})
-            row = Row(**{key: about[key] for key in _ROW}, config=config, seeds=tuple(about["seeds"]))
+            row = PaperRow(**{key: about[key] for key in _ROW}, config=config, seeds=tuple(about["seeds"]))
             for seed, place in about["runs"].items():
                 if place not in seen:
                     seen[place] = _unpacked(table["runs"][place], row.with_seed(int(seed)), spec(table["data"]).test)
@@ -132,7 +132,7 @@ def read(path: Path) -> Study:
         origin = dict(table["origin"])
         if "spent" in origin and not 0 <= float(origin["spent"]) < math.inf:
             raise ValueError(f"spent = {origin['spent']}")
-        return Study(table["data"], table["scale"], table["short"], rows, origin)
+        return PaperStudy(table["data"], table["scale"], table["short"], rows, origin)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, FeddpcError) as error:
         raise RunFolderError(
             f"{path} holds no records of a reproduction ({type(error).__name__}: {error}): move it away, and run "
@@ -140,9 +140,9 @@ def read(path: Path) -> Study:
         ) from None
 
 
-def read_all(paths: Sequence[Path]) -> list[Study]:
+def read_all(paths: Sequence[Path]) -> list[PaperStudy]:
     """Read studies from their files, in the order of the presets; files of one study are put together."""
-    studies: dict[tuple[str, str], Study] = {}
+    studies: dict[tuple[str, str], PaperStudy] = {}
     for study in map(read, paths):
         key = (study.data, study.scale)
         studies[key] = joined(studies[key], study) if key in studies else study

@@ -11,13 +11,13 @@ from typing import Any
 
 from feddpc.config import Config
 from feddpc.paper import published
-from feddpc.paper.statistics import Estimate, estimate
-from feddpc.report.groups import Group, status
+from feddpc.paper.significance import Estimate, estimate
+from feddpc.report.groups import SeedGroup, status
 from feddpc.runs.record import StoredRun
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One row of a table: a configuration without its seed, and the runs that have ended, by seed."""
 
     part: str  #: table2, figure4, figure5 or grid
@@ -58,19 +58,19 @@ class Row:
         return estimate(values) if values else None
 
     @property
-    def group(self) -> Group:
+    def group(self) -> SeedGroup:
         """The row in the form that figures take."""
-        return Group(self.label, list(self.runs.values()))
+        return SeedGroup(self.label, list(self.runs.values()))
 
 
 @dataclass(frozen=True)
-class Study:
+class PaperStudy:
     """Everything that was run on one data set at one scale."""
 
     data: str
     scale: str
     short: str  #: what was cut from the paper's experiment; empty if nothing
-    rows: list[Row] = field(default_factory=list)
+    rows: list[PaperRow] = field(default_factory=list)
     origin: dict[str, Any] = field(default_factory=dict)  #: where settings came from, what it ran on, seconds it took
 
     @property
@@ -90,11 +90,11 @@ class Study:
         """Return the paper's column of Table 2 for this data set; that of its first alpha for one it has not."""
         return published.TABLE2.get((self.paper_data, alpha)) or published.TABLE2[self.paper_data, published.ALPHAS[0]]
 
-    def part(self, part: str, alpha: float | None = None) -> list[Row]:
+    def part(self, part: str, alpha: float | None = None) -> list[PaperRow]:
         """Return the rows of a part, in their order."""
         return [r for r in self.rows if r.part == part and alpha in (None, r.alpha)]
 
-    def scored(self, part: str, alpha: float) -> dict[str, Row]:
+    def scored(self, part: str, alpha: float) -> dict[str, PaperRow]:
         """Return the rows of a part that have a run with a test accuracy, by name."""
         return {row.name: row for row in self.part(part, alpha) if row.scores}
 
@@ -102,14 +102,14 @@ class Study:
         """Return the alphas of a part, the smallest first."""
         return sorted({row.alpha for row in self.part(part)})
 
-    def ours_and_rivals(self, alpha: float) -> tuple[Row | None, list[Row]]:
+    def ours_and_rivals(self, alpha: float) -> tuple[PaperRow | None, list[PaperRow]]:
         """Return FedDPC's row of Table 2, None if it has no run, and all other rows."""
         rows = self.part("table2", alpha)
         ours = next((row for row in rows if row.name == "feddpc" and row.runs), None)
         return ours, [row for row in rows if row is not ours]
 
 
-def joined(first: Study, then: Study) -> Study:
+def joined(first: PaperStudy, then: PaperStudy) -> PaperStudy:
     """Return the rows of two studies of the same thing; where both have a row, that of ``then``.
 
     A grid with another number of rounds replaces an earlier one: the settings of the two cannot be compared.
@@ -130,7 +130,7 @@ def joined(first: Study, then: Study) -> Study:
     return dataclasses.replace(then, rows=list(rows.values()), origin=origin)
 
 
-def all_runs(rows: Iterable[Row]) -> list[StoredRun]:
+def all_runs(rows: Iterable[PaperRow]) -> list[StoredRun]:
     """Return the runs of ``rows``, each once."""
     return list({id(run): run for row in rows for run in row.runs.values()}.values())
 

@@ -31,7 +31,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class StudySpec:
+class PaperSpec:
     """One data set at one scale."""
 
     data: str

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from feddpc.data.specs import spec
 from feddpc.paper import published
-from feddpc.paper.statistics import Estimate
-from feddpc.paper.study import Row, Study
+from feddpc.paper.significance import Estimate
+from feddpc.paper.study import PaperRow, PaperStudy
 from feddpc.paper.study_spec import CONTROLS, HELD_OUT, label
 from feddpc.paper.tuned import base_name, setting_of, winners
 from feddpc.paper.verdicts import Finding, compare, show_p
@@ -23,7 +23,7 @@ _MEASURES = {"best": "best", "last10": "last 10"}
 _TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
 
 
-def of_part(study: Study, part: str) -> list[Table]:
+def of_part(study: PaperStudy, part: str) -> list[Table]:
     """Return the tables of a part."""
     tables: list[Table | None] = []
     for alpha in study.alphas(part):
@@ -36,7 +36,7 @@ def of_part(study: Study, part: str) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
-def table2(study: Study, alpha: float) -> Table:
+def table2(study: PaperStudy, alpha: float) -> Table:
     """Return Table 2 of one alpha: ours, mean ± deviation over seeds, next to the paper's."""
     rows, cells = study.part("table2", alpha), []
     reported, seconds = study.reported(alpha), published.SECONDS[study.paper_data]
@@ -57,7 +57,7 @@ def table2(study: Study, alpha: float) -> Table:
     )
 
 
-def differences(study: Study, alpha: float) -> Table | None:
+def differences(study: PaperStudy, alpha: float) -> Table | None:
     """Return how far FedDPC is above each other row, in points; None if FedDPC or all other rows lack runs."""
     ours, rivals = study.ours_and_rivals(alpha)
     if ours is None or not rivals:
@@ -97,7 +97,7 @@ def interval(about: Estimate, sign: str = "") -> str:
     return f"{100 * about.low:{sign}.2f} to {100 * about.high:{sign}.2f}"
 
 
-def figure(study: Study, part: str, alpha: float) -> Table:
+def figure(study: PaperStudy, part: str, alpha: float) -> Table:
     """Return the accuracies of figure 4 or 5, for which the paper gives curves only."""
     rows = study.part(part, alpha)
     rates = ", ".join(dict.fromkeys(show(row.config.lr) for row in rows))
@@ -111,7 +111,7 @@ def figure(study: Study, part: str, alpha: float) -> Table:
     )
 
 
-def _results(row: Row) -> dict[str, str]:
+def _results(row: PaperRow) -> dict[str, str]:
     """Return the results of a row, by heading."""
     best, at, last, spent = (row.estimate(m) for m in ("best", "best_round", "last10", "seconds"))
     if best is None or at is None or last is None or spent is None:
@@ -120,7 +120,7 @@ def _results(row: Row) -> dict[str, str]:
     return dict(zip(_OURS, (*texts, f"{spent.mean:.3g}"), strict=True))
 
 
-def setting(row: Row) -> str:
+def setting(row: PaperRow) -> str:
     """Return the tuned setting of a row: rates, and the hyper-parameter of the paper's grid."""
     tuned = setting_of(row)
     words = {"lr": tuned.lr, **tuned.hyper}
@@ -129,16 +129,16 @@ def setting(row: Row) -> str:
     return ", ".join(f"{k} {show(v)}" for k, v in words.items())
 
 
-def _best(rows: Sequence[Row]) -> frozenset[int]:
+def _best(rows: Sequence[PaperRow]) -> frozenset[int]:
     means = {i: about.mean for i, row in enumerate(rows) if (about := row.estimate("best"))}
     return frozenset(i for i, mean in means.items() if mean == max(means.values()))
 
 
-def _explanations(study: Study, alpha: float) -> list[str]:
+def _explanations(study: PaperStudy, alpha: float) -> list[str]:
     """Return the notes that explain the columns, and where the paper's cannot be compared with ours."""
-    here = [f"'{label(name)}'" for name in CONTROLS if any(row.name == name for row in study.part("table2", alpha))]
-    kind = "a control" if len(here) == 1 else "controls"
-    lacks = f" {' and '.join(here)}: {kind}, which the paper lacks." if here else ""
+    controls = [f"'{label(name)}'" for name in CONTROLS if any(row.name == name for row in study.part("table2", alpha))]
+    kind = "a control" if len(controls) == 1 else "controls"
+    lacks = f" {' and '.join(controls)}: {kind}, which the paper lacks." if controls else ""
     notes = [
         "Best: highest test accuracy of any round, mean ± standard deviation over seeds, t interval of the mean. "
         f"Settings: {study.origin.get('settings', 'unknown')}.{lacks}"
@@ -157,7 +157,7 @@ def _explanations(study: Study, alpha: float) -> list[str]:
     return notes
 
 
-def _gaps(rows: Sequence[Row]) -> list[str]:
+def _gaps(rows: Sequence[PaperRow]) -> list[str]:
     """Say which runs are missing, and which diverged."""
     notes = []
     for word in ("missing", "diverged"):
@@ -167,7 +167,7 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def grid(study: Study, alpha: float) -> Table:
+def grid(study: PaperStudy, alpha: float) -> Table:
     """Return the winners of the grid: chosen on the test set, as the paper did, and on held-out samples."""
     rows, cells = study.part("grid", alpha), []
     for name, chosen in winners(rows).items():
@@ -194,7 +194,7 @@ def grid(study: Study, alpha: float) -> Table:
     )
 
 
-def _tried(rows: Sequence[Row]) -> str:
+def _tried(rows: Sequence[PaperRow]) -> str:
     """Say which rates and which values of the second hyper-parameter a grid has."""
     tried: dict[str, None] = {}
     values: set[float] = set()
@@ -207,7 +207,7 @@ def _tried(rows: Sequence[Row]) -> str:
     return f"rates: {', '.join(map(show, rates))}{second}"
 
 
-def _cautions(study: Study, alpha: float) -> list[str]:
+def _cautions(study: PaperStudy, alpha: float) -> list[str]:
     """Return notes on what a grid of few rounds or few rates cannot decide."""
     rows, notes = study.part("grid", alpha), []
     whole = max((row.config.rounds for row in study.part("table2", alpha)), default=0)
@@ -229,7 +229,7 @@ def _cautions(study: Study, alpha: float) -> list[str]:
     return notes
 
 
-def hardly_begun(study: Study, alpha: float) -> list[str]:
+def hardly_begun(study: PaperStudy, alpha: float) -> list[str]:
     """Return the methods whose best run of the grid is hardly above guessing, so that nothing could be chosen."""
     names, bar = [], _BEGUN / spec(study.data).classes
     for name, chosen in winners(study.part("grid", alpha)).items():

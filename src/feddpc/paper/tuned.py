@@ -11,7 +11,7 @@ from typing import Any
 
 from feddpc.errors import RunFolderError
 from feddpc.paper import published
-from feddpc.paper.study import Row
+from feddpc.paper.study import PaperRow
 from feddpc.runs.record import read_json
 from feddpc.storage import replace_text
 
@@ -70,13 +70,13 @@ def known(data: str, folder: Path) -> Tuned:
     return Tuned("; where that has none, ".join(sources), settings)
 
 
-def winners(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
+def winners(rows: Sequence[PaperRow]) -> dict[str, dict[str, PaperRow]]:
     """Return the best row of each method in a grid, by selection; equal scores go to the larger rate, tried first.
 
     A setting that diverged is never chosen, whatever it had reached.
     """
     complete = [row for row in rows if not row.missing and not row.diverged]
-    chosen: dict[str, dict[str, Row]] = {}
+    chosen: dict[str, dict[str, PaperRow]] = {}
     for selection, measure in SELECTIONS.items():
         scores = [(row, score.mean) for row in complete if (score := row.estimate(measure))]
         for row, _ in sorted(scores, key=lambda entry: -entry[1]):
@@ -84,12 +84,12 @@ def winners(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
     return {name: chosen[name] for name in dict.fromkeys(map(base_name, rows)) if name in chosen}
 
 
-def base_name(row: Row) -> str:
+def base_name(row: PaperRow) -> str:
     """Return the row of Table 2 that a grid row is a candidate for: the part of its name before the settings."""
     return row.name.partition(" lr=")[0]
 
 
-def setting_of(row: Row) -> Setting:
+def setting_of(row: PaperRow) -> Setting:
     """Return the tuned setting of a row."""
     key = published.TUNED.get(row.config.method)
     return Setting(row.config.lr, {key: row.config.hyper[key]} if key else {})

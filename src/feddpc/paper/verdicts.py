@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from feddpc.paper.statistics import LEVEL, Estimate, holm, paired
-from feddpc.paper.study import Row
+from feddpc.paper.significance import LEVEL, Estimate, holm, paired
+from feddpc.paper.study import PaperRow
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 
@@ -29,7 +29,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RivalComparison:
     """One comparison that a claim needs: the claim is that the difference to ``rival`` is above zero."""
 
     rival: str
@@ -42,21 +42,21 @@ class Comparison:
         return self.difference.mean > 0 if self.p is not None and self.p <= LEVEL else None
 
 
-def family(differences: Sequence[tuple[str, Estimate | None]]) -> list[Comparison]:
+def family(differences: Sequence[tuple[str, Estimate | None]]) -> list[RivalComparison]:
     """Return the comparisons with each rival, corrected for all of them; those without a common seed are left out."""
     known = [(rival, difference) for rival, difference in differences if difference is not None]
     corrected = holm([difference.p for _, difference in known])
-    return [Comparison(rival, difference, p) for (rival, difference), p in zip(known, corrected, strict=True)]
+    return [RivalComparison(rival, difference, p) for (rival, difference), p in zip(known, corrected, strict=True)]
 
 
-def compare(ours: Row, rivals: Sequence[Row], measure: str, margin: float = 0.0) -> list[Comparison]:
+def compare(ours: PaperRow, rivals: Sequence[PaperRow], measure: str, margin: float = 0.0) -> list[RivalComparison]:
     """Compare ``ours`` with each rival, as one family: above it by more than ``margin``; below it, for the loss."""
     mine = {seed: value - margin for seed, value in ours.values(measure).items()}
     theirs = [(rival.label, rival.values(measure)) for rival in rivals]
     return family([(name, paired(v, mine) if measure == "loss" else paired(mine, v)) for name, v in theirs])
 
 
-def judge(comparisons: Sequence[Comparison]) -> Verdict:
+def judge(comparisons: Sequence[RivalComparison]) -> Verdict:
     """Return the verdict on "all differences are above zero"."""
     outcomes = {comparison.above for comparison in comparisons}
     if not comparisons or any(comparison.p is None for comparison in comparisons):
@@ -66,7 +66,7 @@ def judge(comparisons: Sequence[Comparison]) -> Verdict:
     return "cannot be told" if None in outcomes else "holds"
 
 
-def standing(comparisons: Sequence[Comparison]) -> dict[str, list[str]]:
+def standing(comparisons: Sequence[RivalComparison]) -> dict[str, list[str]]:
     """Return the rivals that ours is above, those that it is below, and those where it cannot be told."""
     places = {True: "above", False: "below", None: "not to be told from"}
     return {word: [c.rival for c in comparisons if c.above is place] for place, word in places.items()}
@@ -75,11 +75,11 @@ def standing(comparisons: Sequence[Comparison]) -> dict[str, list[str]]:
 def above(
     part: str,
     claim: str,
-    ours: Row,
-    rivals: Sequence[Row],
+    ours: PaperRow,
+    rivals: Sequence[PaperRow],
     measure: str = "best",
     line: int | None = None,
-    among: Sequence[Row] | None = None,
+    among: Sequence[PaperRow] | None = None,
 ) -> Finding:
     """Judge "``ours`` is above each rival", with p-values corrected for all rows ``among`` which the rivals are."""
     labels = {row.label for row in rivals}
@@ -87,7 +87,7 @@ def above(
     return Finding(part, claim, judge(comparisons), show_differences(comparisons, measure), line)
 
 
-def show_differences(comparisons: Sequence[Comparison], measure: str) -> str:
+def show_differences(comparisons: Sequence[RivalComparison], measure: str) -> str:
     """Return the numbers of comparisons: mean difference to each rival, 95 % interval, corrected p."""
     if not comparisons:
         return "no seed in common"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddpc.errors import BadInputError
-from feddpc.report.groups import Group, groups, primaries, status
+from feddpc.report.groups import SeedGroup, groups, primaries, status
 from feddpc.runs.record import StoredRun
 from feddpc.storage import replace_file, replace_text
 from feddpc.tasks.metrics import Metric
@@ -89,18 +89,18 @@ def curves(runs: Sequence[StoredRun]) -> Figure:
     return _draw(groups(runs))
 
 
-def styles(every: Sequence[Group]) -> list[tuple[str, Any]]:
+def styles(every: Sequence[SeedGroup]) -> list[tuple[str, Any]]:
     """Return colour and dashes of each group: the first FedDPC is red, the others go through the palette."""
     red = next((i for i, group in enumerate(every) if group.method == "feddpc"), None)
     palette, dashes = list(_PALETTE), list(DASHES)
-    found: list[tuple[str, Any]] = []
+    looks: list[tuple[str, Any]] = []
     for i in range(len(every)):
         turn, place = divmod(i - (red is not None and i > red), len(palette))
-        found.append((_RED, "solid") if i == red else (palette[place], dashes[turn % len(dashes)]))
-    return found
+        looks.append((_RED, "solid") if i == red else (palette[place], dashes[turn % len(dashes)]))
+    return looks
 
 
-def _draw(every: Sequence[Group]) -> Figure:
+def _draw(every: Sequence[SeedGroup]) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -136,7 +136,7 @@ def add_legend(figure: Figure, handles: Sequence[Line2D], names: Sequence[str], 
         text.set_text(name)
 
 
-def draw_panel(axes: Axes, panel: Panel, some: Sequence[Group], style: dict[str, tuple[str, Any]]) -> None:
+def draw_panel(axes: Axes, panel: Panel, some: Sequence[SeedGroup], style: dict[str, tuple[str, Any]]) -> None:
     """Draw the curves of ``some`` groups on ``axes``; ``style`` has colour and dashes of each label."""
     from matplotlib.ticker import MaxNLocator
 
@@ -193,8 +193,8 @@ def _dots(values: Floats, sparse: bool) -> dict[str, Any]:
     """Mark points without neighbours: no line goes through them; and all points where rounds between are left out."""
     if sparse:
         return {"marker": "o", "markersize": 3}
-    there = np.pad(np.isfinite(values), 1)
-    alone = there[1:-1] & ~there[:-2] & ~there[2:]
+    finite = np.pad(np.isfinite(values), 1)
+    alone = finite[1:-1] & ~finite[:-2] & ~finite[2:]
     return {"marker": "o", "markersize": 4, "markevery": np.flatnonzero(alone).tolist()} if alone.any() else {}
 
 

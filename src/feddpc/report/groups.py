@@ -15,7 +15,7 @@ from feddpc.tasks.metrics import Metric
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """One configuration, run with one or more seeds; ``label`` is the method and what sets it apart from the others."""
 
     label: str
@@ -37,7 +37,7 @@ class Group:
         return self.runs[0].config.hyper
 
 
-def groups(runs: Sequence[StoredRun]) -> list[Group]:
+def groups(runs: Sequence[StoredRun]) -> list[SeedGroup]:
     """Group the runs that differ only in the seed, in the order in which they first appear.
 
     Keys that change only where and how fast a run computes separate runs only where one seed would be counted twice.
@@ -47,7 +47,7 @@ def groups(runs: Sequence[StoredRun]) -> list[Group]:
     if any(len({run.config.seed for run in part}) < len(part) for part in parts):
         aside = ("seed",)
         parts = _parts(runs, aside)
-    return [Group(label, part) for label, part in zip(_labels([p[0] for p in parts], aside), parts, strict=True)]
+    return [SeedGroup(label, part) for label, part in zip(_labels([p[0] for p in parts], aside), parts, strict=True)]
 
 
 def settings(run: StoredRun, aside: Iterable[str] = ("seed",)) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def settings(run: StoredRun, aside: Iterable[str] = ("seed",)) -> dict[str, Any]
     return plain | {f"{part}.{k}": v for part, name in OPTION_TABLES.items() for k, v in values[name].items()}
 
 
-def primaries(every: Iterable[Group]) -> list[Metric]:
+def primaries(every: Iterable[SeedGroup]) -> list[Metric]:
     """Return the metrics that the groups are compared by: one, unless they have different tasks."""
     return list(dict.fromkeys(group.metric for group in every))
 
@@ -114,7 +114,7 @@ def _usual_buffers(run: StoredRun) -> str:
 
 
 def _told_once(table: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what only repeats another value: FedCM has an alpha of its own, which nobody should take this for.
+    """Leave out what only repeats another value: FedCM has an alpha of its own, with another meaning.
 
     >>> _told_once({"alpha": 0.2, "lr": 0.1, "server_lr": 0.1, "partition.alpha": 0.2})
     {'lr': 0.1, 'partition.alpha': 0.2}

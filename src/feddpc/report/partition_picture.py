@@ -63,10 +63,10 @@ def draw(
     above.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
 
     colours = colormaps["YlGnBu"].with_extremes(bad="white")
-    some = np.ma.masked_equal(table[shown].T, 0)
+    nonzero = np.ma.masked_equal(table[shown].T, 0)
     most = max(1, int(table[shown].max()))
     norm = PowerNorm(0.5, vmin=0, vmax=most)
-    image = main.imshow(some, aspect="auto", cmap=colours, norm=norm, interpolation="nearest", origin="upper")
+    image = main.imshow(nonzero, aspect="auto", cmap=colours, norm=norm, interpolation="nearest", origin="upper")
     every = np.arange(classes) if classes <= 30 else np.arange(0, classes, _step(classes))
     if class_names is not None and classes <= _MOST_NAMES:
         every = np.arange(classes)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddpc.errors import RunFolderError
-from feddpc.report.groups import Group, groups, status
+from feddpc.report.groups import SeedGroup, groups, status
 from feddpc.report.table import Table
 from feddpc.runs.record import StoredRun, is_run, load
 from feddpc.storage import explain_os_errors
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ResultRow:
     """One configuration over its seeds: the values of its primary metric on the test set; None is what is not known."""
 
     label: str
@@ -50,7 +50,7 @@ def best_words(metrics: Iterable[Metric]) -> str:
     return " or ".join(f"{metric.superlative} test {metric.words}" for metric in metrics)
 
 
-def headings(rows: Sequence[Row]) -> dict[str, str]:
+def headings(rows: Sequence[ResultRow]) -> dict[str, str]:
     """Return the heading of every column but the notes, and what it means."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
     unit = metrics[0].heading if len(metrics) == 1 else ""
@@ -77,23 +77,23 @@ def collect(folder: Path, damage: list[str] | None = None) -> list[StoredRun]:
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}: give one that `feddpc run` or `feddpc compare` wrote")
-    found = []
+    runs = []
     for path in (p for p in _below(folder, damage) if p == folder or _ours(p)):
         try:
             run = load(path, damage)
-            found.append(run if damage is None else _sound(run, damage))
+            runs.append(run if damage is None else _sound(run, damage))
         except RunFolderError as error:
             if damage is None or path == folder:
                 raise
             damage.append(f"{error}; this run is left out")
     if damage is not None:  # a page may be sent to others, who have no use for where it lay
         damage[:] = [said.replace(f"{folder}{os.sep}", "") for said in damage]
-    if not found:
+    if not runs:
         raise RunFolderError(
             f"{folder} holds no run that can be read: give a folder that `feddpc run` or `feddpc compare` wrote"
             + (f" ({damage[0]})" if damage else "")
         )
-    return found
+    return runs
 
 
 def _sound(run: StoredRun, damage: list[str]) -> StoredRun:
@@ -140,7 +140,7 @@ def _order(path: Path, damage: list[str] | None) -> list[str]:
         return []
 
 
-def rows(runs: Sequence[StoredRun]) -> list[Row]:
+def rows(runs: Sequence[StoredRun]) -> list[ResultRow]:
     """Return one row per configuration, in the order in which configurations first appear."""
     table = [_row(group) for group in groups(runs)]
     metrics = {row.metric for row in table}
@@ -151,7 +151,7 @@ def rows(runs: Sequence[StoredRun]) -> list[Row]:
     return table
 
 
-def _row(group: Group) -> Row:
+def _row(group: SeedGroup) -> ResultRow:
     ends = [status(run) for run in group.runs]
     summaries = [_summary(run, end) for run, end in zip(group.runs, ends, strict=True)]
 
@@ -161,7 +161,7 @@ def _row(group: Group) -> Row:
     name = group.metric.name
     best, last10 = known(f"best_{name}"), known(f"last10_{name}")
     best_round = _mean(known("best_round"))
-    return Row(
+    return ResultRow(
         label=group.label,
         seeds=[run.config.seed for run in group.runs],
         metric=group.metric,
@@ -178,7 +178,7 @@ def _row(group: Group) -> Row:
 
 
 def _summary(run: StoredRun, end: str) -> dict[str, Any]:
-    # Computed anew even where there is a summary.json: the records are the evidence, and the two cannot disagree here.
+    # Computed again even where there is a summary.json: the records are the evidence, and the two cannot disagree here.
     try:
         return run.summarize(end)
     except (KeyError, TypeError, ValueError) as error:
@@ -186,7 +186,7 @@ def _summary(run: StoredRun, end: str) -> dict[str, Any]:
         raise RunFolderError(f"{run.folder / 'rounds.jsonl'}: {what}; leave this run out or repeat it") from None
 
 
-def _notes(group: Group, ends: Sequence[str], scored: int) -> list[str]:
+def _notes(group: SeedGroup, ends: Sequence[str], scored: int) -> list[str]:
     count = len(group.runs)
     notes = []
     for end in (e for e in dict.fromkeys(ends) if e != "finished"):
@@ -216,7 +216,7 @@ def _span(values: Sequence[int], to: str = " to ") -> str:
     return str(low) if low == high else f"{low}{to}{high}"
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: ResultRow) -> list[str]:
     """Return the row as text, a cell for each of `headings`."""
     seconds, text = row.seconds_per_round, row.metric.text
     return [
@@ -238,7 +238,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def make_table(rows: Sequence[Row]) -> Table:
+def make_table(rows: Sequence[ResultRow]) -> Table:
     """Return the rows as a table: the best one is bold, and notes have a column only if there are any."""
     noted = any(row.notes for row in rows)
     lines = [[*cells(row), *(["; ".join(row.notes)] if noted else [])] for row in rows]
@@ -247,24 +247,24 @@ def make_table(rows: Sequence[Row]) -> Table:
     return Table("table", "", names, lines, [], best, frozenset({"notes"}))
 
 
-def rich_table(rows: Sequence[Row]) -> rich.table.Table:
+def rich_table(rows: Sequence[ResultRow]) -> rich.table.Table:
     """Return the table for a terminal."""
     return make_table(rows).rich(wrap=True)
 
 
-def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_dicts(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
     """Return the rows for JSON; the name of the metric is part of the keys, ``best_accuracy``."""
     return [_as_dict(row) for row in rows]
 
 
-def _as_dict(row: Row) -> dict[str, Any]:
+def _as_dict(row: ResultRow) -> dict[str, Any]:
     values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     of_metric = {key: f"{key}_{row.metric.name}" for key in ("best", "last10", "final")}
     named = {of_metric.get(key, key): value for key, value in values.items() if key != "leads"}
     return named | {"metric": row.metric.name, "best": row.leads}
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[ResultRow]) -> str:
     """Return the rows for a spreadsheet: full precision, lists separated by blanks, notes by semicolons."""
     lines = []
     for row in as_dicts(rows):

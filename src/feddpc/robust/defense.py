@@ -13,7 +13,7 @@ from feddpc.checks import check_int, check_positive
 from feddpc.errors import BadInputError, unknown
 from feddpc.methods._algebra import row_squares
 from feddpc.methods.base import State
-from feddpc.robust.rules import Judged, Rule
+from feddpc.robust.rules import Rule, RuleOutcome
 
 #: Norms of how many replies the bound is taken from.
 WINDOW = 100
@@ -53,19 +53,19 @@ class Defense:
                 good &= ~group | (norms <= self.norm * usual) | (usual == 0)
         return good, memory
 
-    def judge(self, up: State, trained: Tensor) -> Judged:
-        """Let the rule judge those who trained, and by themselves those who did not (FedAMD's anchors)."""
+    def apply_rule(self, up: State, trained: Tensor) -> RuleOutcome:
+        """Apply the rule to the clients that trained, and apart from them to those that did not (FedAMD's anchors)."""
         assert self.rule is not None
         kept, out = torch.zeros_like(trained), {k: x.clone() for k, x in up.items()}
         for group in (trained, ~trained):
             if not bool(group.any()):
                 continue
-            judged = self.rule({k: x[group] for k, x in up.items()})
-            some = group.nonzero()[:, 0][judged.kept]
-            kept[some] = True
-            for key, rows in judged.up.items():
-                out[key][some] = rows
-        return Judged(kept, {k: x[kept] for k, x in out.items()})
+            outcome = self.rule({k: x[group] for k, x in up.items()})
+            members = group.nonzero()[:, 0][outcome.kept]
+            kept[members] = True
+            for key, rows in outcome.up.items():
+                out[key][members] = rows
+        return RuleOutcome(kept, {k: x[kept] for k, x in out.items()})
 
 
 def complete(table: Mapping[str, Any]) -> dict[str, float | int]:

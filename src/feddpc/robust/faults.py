@@ -88,7 +88,7 @@ def complete(table: Mapping[str, Any]) -> dict[str, float]:
     how["spread"] = check_positive("faults.spread", how["spread"])
     how["scale"] = coerce("faults.scale", how["scale"], float)
     if table and not shares:
-        raise BadInputError("faults: nobody misbehaves: give a kind its share, such as sign_flip = 0.2")
+        raise BadInputError("faults: no client misbehaves: give a kind its share, such as sign_flip = 0.2")
     for name, kind in STRENGTH_OF.items():
         if how[name] != DEFAULTS[name] and kind not in shares:
             raise BadInputError(f"faults.{name} is for faults.{kind}, which has no share: leave it out")
@@ -194,7 +194,7 @@ def make(table: Mapping[str, Any], *, population: int, seed: int) -> Faults | No
         count = min(math.floor(known.get(kind, 0.0) * population + 0.5), population - first)
         if known.get(kind) and not count:
             raise BadInputError(
-                f"faults.{kind} = {known[kind]:g} of {population} clients is nobody: ask for {1 / population:g} or more"
+                f"faults.{kind} = {known[kind]:g} of {population} clients is none: ask for {1 / population:g} or more"
             )
         members[kind] = np.sort(order[first : first + count])
         first += count

@@ -47,14 +47,14 @@ from feddpc.registry import Registry
 NEAREST = 1e-6
 
 
-class Judged(NamedTuple):
+class RuleOutcome(NamedTuple):
     """Which clients count, ``[m]``, and the rows of those."""
 
     kept: Tensor
     up: State
 
 
-Rule = Callable[[State], Judged]
+Rule = Callable[[State], RuleOutcome]
 
 
 def names() -> list[str]:
@@ -168,19 +168,19 @@ def _about(centre_d: Tensor, x_md: Tensor, factor_m: Tensor) -> Tensor:
 
 
 def _replacing(clean: Callable[[Tensor], Tensor]) -> Rule:
-    def rule(up: State) -> Judged:
+    def rule(up: State) -> RuleOutcome:
         m = len(next(iter(up.values())))
         kept = torch.ones(m, dtype=torch.bool, device=next(iter(up.values())).device)
-        return Judged(kept, {k: clean(x.reshape(m, -1)).reshape(x.shape) for k, x in up.items()})
+        return RuleOutcome(kept, {k: clean(x.reshape(m, -1)).reshape(x.shape) for k, x in up.items()})
 
     return rule
 
 
 def _selecting(choose: Callable[[Tensor], Tensor]) -> Rule:
-    def rule(up: State) -> Judged:
+    def rule(up: State) -> RuleOutcome:
         kept = torch.zeros(len(next(iter(up.values()))), dtype=torch.bool, device=next(iter(up.values())).device)
         kept[choose(_squares(up))] = True
-        return Judged(kept, {k: x[kept] for k, x in up.items()})
+        return RuleOutcome(kept, {k: x[kept] for k, x in up.items()})
 
     return rule
 

@@ -55,7 +55,7 @@ def train_and_step(
     broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
     memory = state.clients.read(ids)
     sent = broadcast if state.statistics is None or STATISTICS in memory else broadcast | {STATISTICS: state.statistics}
-    down = sent | experiment.kit
+    down = sent | experiment.one_time_payload
     local, own = experiment.local(method, state.statistics), memory | probes
     trained = train_in_chunks(engine, local, experiment.task, state.w, down, own, plan, cohort.client_lr)
 
@@ -78,8 +78,8 @@ def train_and_step(
         return Exchange(kept, notes=notes, faults=faults)
     state.clients.write(kept, select_rows(outcome.kept, rows["memory"]))
     if measured:
-        found = rows["measured"][STATISTICS][outcome.kept]
-        state.statistics = mean_statistics(experiment.task.flat, found, outcome.cohort.weights)
+        statistics = rows["measured"][STATISTICS][outcome.kept]
+        state.statistics = mean_statistics(experiment.task.flat, statistics, outcome.cohort.weights)
     received = [*uploads.values(), *(probes.values() if method.reports else ())]
     received += [] if STATISTICS in memory else list(measured.values())
     count(experiment, state, plan, numbers(sent.values()), numbers(received))
@@ -90,8 +90,8 @@ def train_and_step(
 
 def empty_exchange(experiment: Experiment, method: Method, state: RunState, cohort: Cohort) -> Exchange:
     """No client answered: the method and privacy have rules for that."""
-    nobody = cohort.select(torch.zeros_like(cohort.clients, dtype=torch.bool))
-    outcome = server_step(method, state.w, state.server, {}, nobody, experiment.policies, state.watched)
+    empty = cohort.select(torch.zeros_like(cohort.clients, dtype=torch.bool))
+    outcome = server_step(method, state.w, state.server, {}, empty, experiment.policies, state.watched)
     none = np.zeros(0, dtype=np.int64)
     return Exchange(none, notes=state.apply(method, outcome, none))
 
@@ -112,7 +112,7 @@ def train_in_chunks(
     engine: Engine, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
 ) -> Trained:
     """Train the clients of ``plan``; where memory does not suffice, fewer at a time, and so from then on."""
-    m, was = len(plan.clients), replace(task.tally)
+    m, was = len(plan.clients), replace(task.work)
     while True:
         chunk = min(engine.chunk or m, m)
         try:
@@ -120,15 +120,15 @@ def train_in_chunks(
             for first in range(0, m, chunk):
                 rows = np.arange(first, min(first + chunk, m))
                 mine = {k: v[first : first + chunk] for k, v in own.items()}
-                some = plan if chunk == m else plan.take(rows)
-                parts.append(engine.train(method, task, w, down, mine, some, lr))
+                chunk_plan = plan if chunk == m else plan.take(rows)
+                parts.append(engine.train(method, task, w, down, mine, chunk_plan, lr))
             return _joined(parts)
         except torch.OutOfMemoryError as error:
             if chunk == 1:
                 raise BadInputError(
                     "the device's memory does not suffice for one client: take a smaller batch_size or model"
                 ) from error
-        task.tally.put_back(was)  # the next attempt trains all clients again
+        task.work.reset_to(was)  # the next attempt trains all clients again
         # Outside the handler, which would keep the failed attempt's tensors alive.
         if w.is_cuda:
             torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from feddpc.methods.base import Method, State
-from feddpc.round.row_storage import OnDisk, Resident, Rows
+from feddpc.round.row_storage import OnDisk, Resident, RowStore
 
 Kind = Literal["device", "host", "disk"]
 
@@ -28,7 +28,7 @@ class Placement:
     kind: Kind = "device"
     folder: Path | None = None
 
-    def rows(self, template: State, population: int, name: str) -> Rows:
+    def rows(self, template: State, population: int, name: str) -> RowStore:
         """Return an empty store for rows like ``template``; nothing is on the disk before the first row is."""
         if self.kind == "disk":
             return self.file(template, name)
@@ -64,11 +64,11 @@ def decide(needed: int, *, device_free: int, host_free: int) -> Kind:
 
 def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes of host memory that can be had without swapping, as well as the system tells."""
-    found = _kilobytes(root / "proc/meminfo", "MemAvailable:") or _pages()
+    available = _kilobytes(root / "proc/meminfo", "MemAvailable:") or _pages()
     try:  # the limit of a container
-        return min(found, int((root / "sys/fs/cgroup/memory.max").read_text()))
+        return min(available, int((root / "sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):
-        return found
+        return available
 
 
 def _kilobytes(path: Path, field: str) -> int | None:

@@ -88,7 +88,7 @@ def probe_cohort(
 
 def probe_population(experiment: Experiment, method: Method, prober: Prober, state: RunState) -> None:
     """Let every client of the population answer the probe, and remember what the method makes of its answer."""
-    meter, population, before = state.meter, experiment.population, experiment.task.tally.gradients
+    meter, population, before = state.meter, experiment.population, experiment.task.work.gradients
 
     def remember(ids: Ints, answers: State) -> None:
         kept = {key: rows for key, rows in state.clients.read(ids).items() if key == STATISTICS}
@@ -97,7 +97,7 @@ def probe_population(experiment: Experiment, method: Method, prober: Prober, sta
 
     survey(method, state, population, _asker(experiment, method, prober, state), remember)
     meter.down_once += state.w.numel()
-    meter.gradients_once += (experiment.task.tally.gradients - before) / len(population)
+    meter.gradients_once += (experiment.task.work.gradients - before) / len(population)
 
 
 def _asker(experiment: Experiment, method: Method, prober: Prober, state: RunState) -> Ask:

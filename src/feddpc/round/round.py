@@ -44,7 +44,7 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
         state.meter.down_once, state.meter.up_once = experiment.once
         if method.surveys:
             probe_population(experiment, method, engine, state)
-    work_before = replace(experiment.task.tally)
+    work_before = replace(experiment.task.work)
 
     draw = experiment.draw(t)  # who is invited, who answers
     slots = state.slots.read(draw.answered)
@@ -59,12 +59,13 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
         exchange = empty_exchange(experiment, method, state, cohort)
 
     state.round = t
-    state.meter.add_work(experiment.task.tally, work_before)
+    state.meter.add_work(experiment.task.work, work_before)
     metrics = _evaluate(experiment, method, engine, state, exchange)
     clients: dict[str, list[float]] = {}
     if experiment.client_tests is not None and experiment.evaluates_in(t):
-        found = evaluate_clients(experiment, method, engine, state)
-        clients, spread = found.values, {f"clients_{name}": value for name, value in found.summary.items()}
+        client_metrics = evaluate_clients(experiment, method, engine, state)
+        clients = client_metrics.values
+        spread = {f"clients_{name}": value for name, value in client_metrics.summary.items()}
         metrics = {**metrics, **spread}
     rejected = np.setdiff1d(draw.answered, exchange.kept)
     replayed = exchange.score is not None  # then the engine has found the model to be finite

@@ -31,7 +31,7 @@ SUMS = "/sums"
 PAGE = 4096
 
 
-class Rows(Protocol):
+class RowStore(Protocol):
     """A store of rows; all have the keys, shapes and types of one template."""
 
     def read(self, rows: Sequence[int], into: State, at: Sequence[int]) -> None:
@@ -48,7 +48,7 @@ class Rows(Protocol):
 
 
 class Resident:
-    """Rows in one tensor a key, on ``device`` (by default the template's), with room for ``most`` in the end."""
+    """Rows in one tensor per key, on ``device`` (by default the template's), with room for ``most`` in the end."""
 
     def __init__(self, template: State, most: int, device: str | None = None) -> None:
         self._most = most
@@ -164,10 +164,10 @@ class OnDisk:
         slots = [self._slot[row] for row in range(count)]
         self._offered = frozenset(slots)
         self._recount()
-        found = {SLOTS: torch.tensor(slots, dtype=torch.int64)}
+        exported = {SLOTS: torch.tensor(slots, dtype=torch.int64)}
         if len(self._sum) == count:
-            found[SUMS] = torch.tensor([self._sum[row] for row in range(count)], dtype=torch.int64)
-        return found
+            exported[SUMS] = torch.tensor([self._sum[row] for row in range(count)], dtype=torch.int64)
+        return exported
 
     def committed(self) -> None:
         """Free the slots that only checkpoints before the last two needed."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from feddpc.methods.base import Cohort, Method, State, Step
 from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.policies import Policies
+from feddpc.robust.defense import Defense
 
 
 class StepOutcome(NamedTuple):
@@ -41,10 +42,29 @@ def server_step(
     If fewer than ``minimum`` uploads are within the bound on norms, none of them counts. A server optimizer comes
     last: what the method remembers of its own direction stays.
     """
-    outcome = _method_step(method, w, server, uploads, cohort, policies, watched, minimum)
-    if outcome.step is None or policies.optimizer is None:
-        return outcome
-    return outcome._replace(step=optimized(outcome.step, policies.optimizer, server, outcome.cohort))
+    kept = torch.ones(len(cohort.clients), dtype=torch.bool, device=w.device)
+    defense, privacy = policies.defense, policies.privacy
+    if defense is not None and len(kept):
+        kept, watched = defense.screen(uploads, cohort.steps != 0, watched)
+        if int(kept.sum()) < minimum:
+            none = torch.zeros_like(kept)
+            return StepOutcome(none, cohort.select(none), None, watched)
+        if not bool(kept.all()):
+            uploads, cohort = select_rows(kept, uploads), cohort.select(kept)
+    if not len(kept):
+        # Under privacy an empty round still adds noise, so that it cannot be recognized.
+        step = None if privacy is None else privacy.step(method, w, server, {}, cohort)
+    elif defense is not None and defense.rule is not None:
+        step, chosen = _robust_step(method, w, server, uploads, cohort, defense)
+        if not bool(chosen.all()):
+            kept, cohort = kept.masked_scatter(kept, chosen), cohort.select(chosen)
+    elif privacy is not None:
+        step = privacy.step(method, w, server, uploads, cohort)
+    else:
+        step = method.aggregate(w, server, uploads, cohort)
+    if step is not None and policies.optimizer is not None:
+        step = optimized(step, policies.optimizer, server, cohort)
+    return StepOutcome(kept, cohort, step, watched)
 
 
 def optimized(step: Step, optimizer: ServerOptimizer, server: State, cohort: Cohort) -> Step:
@@ -54,47 +74,20 @@ def optimized(step: Step, optimizer: ServerOptimizer, server: State, cohort: Coh
     return replace(step, server=step.server | {SERVER_STATE + key: value for key, value in after.items()})
 
 
-def _method_step(
-    method: Method,
-    w: Tensor,
-    server: State,
-    uploads: State,
-    cohort: Cohort,
-    policies: Policies,
-    watched: State,
-    minimum: int,
-) -> StepOutcome:
-    """Make the method's own step."""
-    kept = torch.ones(len(cohort.clients), dtype=torch.bool, device=w.device)
-    if not len(kept):
-        # Under privacy an empty round still adds noise, so that it cannot be recognized.
-        step = None if policies.privacy is None else policies.privacy.step(method, w, server, {}, cohort)
-        return StepOutcome(kept, cohort, step, watched)
-    defense = policies.defense
-    if defense is not None:
-        kept, watched = defense.screen(uploads, cohort.steps != 0, watched)
-        if int(kept.sum()) < minimum:
-            none = torch.zeros_like(kept)
-            return StepOutcome(none, cohort.select(none), None, watched)
-        if not bool(kept.all()):
-            uploads, cohort = select_rows(kept, uploads), cohort.select(kept)
-    if defense is None or defense.rule is None:
-        if policies.privacy is None:
-            step = method.aggregate(w, server, uploads, cohort)
-        else:
-            step = policies.privacy.step(method, w, server, uploads, cohort)
-        return StepOutcome(kept, cohort, step, watched)
+def _robust_step(
+    method: Method, w: Tensor, server: State, uploads: State, cohort: Cohort, defense: Defense
+) -> tuple[Step, Tensor]:
+    """Return the step from the uploads that the robust rule accepts, and whose those are, a mask over ``cohort``."""
     whole = _defines_whole_rule(method)
     rows, notes = (uploads, {}) if whole else method.transform(server, uploads, cohort)
-    chosen, judged = defense.judge({key: stacked(value) for key, value in rows.items()}, cohort.steps != 0)
-    if not bool(chosen.all()):
-        kept, cohort = kept.masked_scatter(kept, chosen), cohort.select(chosen)
-    step = (method.aggregate if whole else method.combine)(w, server, judged, cohort)
-    return StepOutcome(kept, cohort, replace(step, notes={**step.notes, **notes}), watched)
+    chosen, accepted = defense.apply_rule({key: stacked(value) for key, value in rows.items()}, cohort.steps != 0)
+    combine = method.aggregate if whole else method.combine
+    step = combine(w, server, accepted, cohort if bool(chosen.all()) else cohort.select(chosen))
+    return replace(step, notes={**step.notes, **notes}), chosen
 
 
 def _defines_whole_rule(method: Method) -> bool:
-    """Say whether a method's last word is `aggregate`, which then gets judged uploads, and not `combine`."""
+    """Say whether a method overrides `aggregate` later than `combine`, and so needs the accepted uploads there."""
     order = type(method).__mro__
     aggregate, combine = (next(i for i, c in enumerate(order) if hook in vars(c)) for hook in ("aggregate", "combine"))
     return aggregate < combine

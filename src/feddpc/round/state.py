@@ -17,7 +17,7 @@ from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.round.client_table import ClientTable
 from feddpc.round.placement import ON_DEVICE, Placement
 from feddpc.round.server_step import StepOutcome
-from feddpc.tasks.base import Tally
+from feddpc.tasks.base import WorkCounter
 
 Ints = NDArray[np.int64]
 
@@ -42,13 +42,13 @@ class Meter:
     up_once: float = 0
     gradients_once: float = 0
 
-    def add_work(self, now: Tally, before: Tally) -> None:
+    def add_work(self, now: WorkCounter, before: WorkCounter) -> None:
         """Count the gradients and passes since ``before``."""
         self.gradients += now.gradients - before.gradients
         self.passes += now.passes - before.passes
 
     def summary(self) -> dict[str, float]:
-        """Return the counts a participant and round, in multiples of d, and the work a local step."""
+        """Return the counts per participant and round, in multiples of d, and the work per local step."""
         if not (self.clients and self.d):
             return {}
         traffic = {k: getattr(self, k) / (self.clients * self.d) for k in ("down", "up")}

@@ -38,8 +38,8 @@ _VIEWS = (
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Costs a participant and round, in multiples of d; work as vector operations, gradients apart."""
+class MeasuredCosts:
+    """Costs per participant and round, in multiples of d; work as vector operations, gradients apart."""
 
     down: float
     up: float
@@ -54,7 +54,7 @@ class Measured:
     server_work: float  #: operations on vectors per participant, in d
 
 
-def measure(method: Method) -> Measured:
+def measure(method: Method) -> MeasuredCosts:
     """Run ``method`` for one round of a small federation and return what was counted."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # work this small only waits for a second one
@@ -64,7 +64,7 @@ def measure(method: Method) -> Measured:
         torch.set_num_threads(threads)
 
 
-def _measured(method: Method) -> Measured:
+def _measured(method: Method) -> MeasuredCosts:
     config = Config(
         model="cnn",
         clients=POPULATION,
@@ -86,7 +86,7 @@ def _measured(method: Method) -> Measured:
         "client_work": counter.seen["client"] / (meter.d * meter.steps),
         "server_work": counter.seen["server"] / (meter.d * meter.clients),
     }
-    return Measured(**meter.summary(), **{k: round(v, 6) for k, v in work.items()})
+    return MeasuredCosts(**meter.summary(), **{k: round(v, 6) for k, v in work.items()})
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def counting(self, whose: str) -> Iterator[None]:
-        """Count what happens inside as the work of ``whose``; nobody's where it is empty."""
+        """Count what happens inside as the work of ``whose``; not at all if that is empty."""
         before, self.whose = self.whose, whose
         try:
             with self:

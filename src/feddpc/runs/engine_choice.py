@@ -246,7 +246,9 @@ def _small(real: Experiment, method: Method, precision: str) -> Experiment:
         sampler=sampling.make("fixed", population=population, cohort=len(clients), seed=0, schedule=[clients, clients]),
         validate=None,
         w0=real.w0.to(task.dtype),
-        kit={k: v.to(task.dtype) if v.is_floating_point() else v for k, v in real.kit.items()},
+        one_time_payload={
+            k: v.to(task.dtype) if v.is_floating_point() else v for k, v in real.one_time_payload.items()
+        },
         policies=Policies(Defense() if real.policies else None),  # with one, rounds are not captured as a whole
     )
 

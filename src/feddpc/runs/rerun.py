@@ -1,4 +1,4 @@
-"""A run made again from its folder: what must be as it was, what differs, and how alike the records came out."""
+"""Repeating a run from its folder: what must be the same, what differs, and how alike the records came out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RerunReport:
 
     like: str  #: the folder of the first one
     changed: list[str]  #: settings that were asked for otherwise
-    differs: list[str]  #: what else is not as it was: versions, machine, what the settings name
+    differs: list[str]  #: what else differs: versions, machine, what the settings name
     rounds: int  #: rounds that both have
     identical: bool  #: in these rounds every number is the same to the last bit, but for the seconds
     tolerance: float | None  #: else the largest difference, over max(1, size); None where something is no number,
@@ -119,8 +119,8 @@ class RerunPlan:
             if now[key] != before.get(key)
         )
         if self.changed or self.differs:
-            told = {"no longer like": self.changed, "not as it was for": self.differs}
-            self.tell("; ".join(f"{how} {self.folder}: {', '.join(what)}" for how, what in told.items() if what))
+            notes = {"no longer like": self.changed, "not as it was for": self.differs}
+            self.tell("; ".join(f"{how} {self.folder}: {', '.join(what)}" for how, what in notes.items() if what))
 
     def compare(self, records: Sequence[dict[str, Any]]) -> RerunReport:
         """Say how alike ``records`` are to the first ones."""
@@ -140,12 +140,12 @@ def _environment(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RunFolderError(f"{path} is missing, and with it what the run was made with: {remedy}")
     try:
-        found = read_json(path)
+        value = read_json(path)
     except RunFolderError as error:
         raise RunFolderError(f"{error}; {remedy}") from None
-    if not isinstance(found.get("fingerprint"), dict) or not isinstance(found.get("threads"), int):
+    if not isinstance(value.get("fingerprint"), dict) or not isinstance(value.get("threads"), int):
         raise RunFolderError(f"{path} does not say what the run was made with: {remedy}")
-    return found
+    return value
 
 
 def _text(record: dict[str, Any]) -> str:
@@ -159,11 +159,11 @@ def _largest(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[fl
         for key in sorted({*one, *other} - {"seconds"}):
             if key not in one or key not in other:
                 continue  # one version notes more than the other
-            a, b, here = one[key], other[key], f"{key} of round {one['round']}"
+            a, b, place = one[key], other[key], f"{key} of round {one['round']}"
             if a == b:
                 continue
             if not isinstance(a, int | float) or not isinstance(b, int | float):
-                return None, here
+                return None, place
             if (gap := abs(a - b) / max(1.0, abs(a), abs(b))) >= largest:
-                largest, where = gap, here
+                largest, where = gap, place
     return largest, where

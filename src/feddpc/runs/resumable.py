@@ -23,10 +23,10 @@ def check_resumable(out: Path, kind: str = "run") -> None:
     with explain_os_errors(out):
         if _is(out, kind):
             return
-        found, meant, blank = _contents(out, kind), _meant(out, kind), is_blank(out)
+        contents, meant, blank = _contents(out, kind), _meant(out, kind), is_blank(out)
     hint = f"Did you mean {' or '.join(map(str, meant))}? " if meant else ""
     start = "leave out --resume (in Python: resume=True)" if blank else "choose another --out and leave out --resume"
-    raise RunFolderError(f"nothing to resume: {found}. {hint}To start a new {kind}, {start}")
+    raise RunFolderError(f"nothing to resume: {contents}. {hint}To start a new {kind}, {start}")
 
 
 def _is(folder: Path, kind: str) -> bool:

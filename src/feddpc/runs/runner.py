@@ -67,13 +67,13 @@ class Stop:
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """Turn the first Ctrl-C (or SIGTERM) of a program of our own into a wish; the second one interrupts at once."""
+        """Turn the first Ctrl-C (or SIGTERM) of our program into a request to stop; the second interrupts at once."""
         with self._handling(signal.SIGINT, signal.SIGTERM):
             yield
 
     @contextmanager
     def on_callers_interrupt(self) -> Iterator[None]:
-        """Turn the first Ctrl-C in somebody else's program into a wish, and say so; the second one interrupts at once.
+        """Turn the first Ctrl-C in a user's program into a request to stop, and say so; the second interrupts at once.
 
         SIGTERM is the caller's, and so is Ctrl-C if the caller has a handler for it.
         """
@@ -87,7 +87,7 @@ class Stop:
             yield
             return
 
-        def wish(_number: int, _frame: FrameType | None) -> None:
+        def request(_number: int, _frame: FrameType | None) -> None:
             if self.wanted:
                 raise KeyboardInterrupt
             self.wanted = True
@@ -95,7 +95,7 @@ class Stop:
                 with suppress(RuntimeError, OSError):  # the signal may have come in the middle of another print
                     print("stopping after this round; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
 
-        before = {number: signal.signal(number, wish) for number in numbers}
+        before = {number: signal.signal(number, request) for number in numbers}
         try:
             yield
         finally:
@@ -298,7 +298,7 @@ def _code(method: Method, config: Config) -> dict[str, str]:
 
 
 def fingerprint(world: dict[str, str], config: Config) -> dict[str, str]:
-    """Return what tells whether a run is resumed as it was begun."""
+    """Return what tells whether a run is resumed with the settings, data and code that it started with."""
     return world | {"configuration": config_digest(config)}
 
 

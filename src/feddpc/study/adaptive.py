@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from feddpc.errors import BadInputError, unknown
-from feddpc.study.space import Options, Range
+from feddpc.study.space import Categorical, Range
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -38,15 +38,17 @@ def check_sampler(name: str) -> None:
 class OptunaSearch:
     """The trials of one method; they depend on the seed and the scores only."""
 
-    def __init__(self, axes: Mapping[str, Range | Options], trials: int, seed: int, sampler: str, batch: int) -> None:
+    def __init__(
+        self, axes: Mapping[str, Range | Categorical], trials: int, seed: int, sampler: str, batch: int
+    ) -> None:
         import optuna
 
         check_sampler(sampler)
         self.left, self.batch = trials, batch
-        self.choices = {key: axis.values for key, axis in axes.items() if isinstance(axis, Options)}
+        self.choices = {key: axis.values for key, axis in axes.items() if isinstance(axis, Categorical)}
         with _quiet():
-            made = getattr(optuna.samplers, SAMPLERS[sampler])(seed=seed)
-            self.study = optuna.create_study(direction="maximize", sampler=made)
+            chosen_sampler = getattr(optuna.samplers, SAMPLERS[sampler])(seed=seed)
+            self.study = optuna.create_study(direction="maximize", sampler=chosen_sampler)
             self.space = {key: _distribution(axis) for key, axis in axes.items()}
         self.open: list[Trial] = []
 
@@ -74,10 +76,10 @@ class OptunaSearch:
         self.open = []
 
 
-def _distribution(axis: Range | Options) -> BaseDistribution:
+def _distribution(axis: Range | Categorical) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(axis, Options):  # by number, because Optuna knows only plain values
+    if isinstance(axis, Categorical):  # by number, because Optuna knows only plain values
         return CategoricalDistribution(range(len(axis.values)))
     if axis.is_whole:
         return IntDistribution(int(axis.low), int(axis.high), log=axis.is_log)

@@ -12,7 +12,7 @@ from typing import Any
 from feddpc.config import TUNED_KEYS
 from feddpc.errors import BadInputError, unknown
 from feddpc.study.folder import RunResult, shared_metric
-from feddpc.study.space import Options, Range
+from feddpc.study.space import Categorical, Range
 from feddpc.study.spec import settings
 from feddpc.tasks.metrics import Metric
 
@@ -57,7 +57,7 @@ class Choice:
         known = _known([result.validation for result in self.results])
         return statistics.fmean(known) if known else None
 
-    def with_grid_ends(self, axes: Mapping[str, Range | Options]) -> Choice:
+    def with_grid_ends(self, axes: Mapping[str, Range | Categorical]) -> Choice:
         """Return the choice with the keys whose best value is the smallest or largest that the grid ``axes`` tries."""
         ends = []
         for key, axis in axes.items():

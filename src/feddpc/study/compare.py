@@ -33,11 +33,11 @@ from feddpc.study.workers import execute_shared
 from feddpc.torch_globals import preserve_torch_globals
 from feddpc.unused import refuse_unused
 
-__all__ = ["Overrides", "OwnParts", "compare", "run_comparison", "run_name"]
+__all__ = ["ComparisonParts", "Overrides", "compare", "run_comparison", "run_name"]
 
 
 @dataclass(frozen=True)
-class OwnParts:
+class ComparisonParts:
     """What a comparison uses in place of what its configurations name: data, network, partition and methods."""
 
     parts: Mapping[str, Any] = field(default_factory=dict)  #: what `feddpc.build.build` takes
@@ -45,7 +45,7 @@ class OwnParts:
     _built: dict[str, Experiment] = field(default_factory=dict, init=False, repr=False)
 
     def method(self, name: str, hyper: Mapping[str, Any]) -> Method:
-        """Return the method ``name``, one's own or a registered one with these hyper-parameters."""
+        """Return the method ``name``, the caller's own or a registered one with these hyper-parameters."""
         return self.methods[name] if name in self.methods else methods.create(name, **hyper)
 
     def resolve(self, config: Config, name: str) -> Config:
@@ -87,7 +87,7 @@ def run_comparison(
     seeds: Sequence[int],
     out: Path | None,
     *,
-    own: OwnParts | None = None,
+    own: ComparisonParts | None = None,
     resume: bool = False,
     extend: bool = False,
     listener: Listener | None = None,
@@ -104,7 +104,7 @@ def run_comparison(
     more methods or seeds. The first run is alone in any case: with ``engine = "fastest"`` all others use the engine
     that it chose.
     """
-    stop, resume, own = stop or Stop(), resume or extend, own or OwnParts()
+    stop, resume, own = stop or Stop(), resume or extend, own or ComparisonParts()
     check_int("at_once", at_once, 1)
     plan = StudyPlan(list(names), list(seeds), overrides)
     trackers = check(track, out if resume else None)
@@ -163,18 +163,18 @@ class _PlannedRun:
     begun_with: str | None  #: the engine of a run that is there already
 
 
-def _plan_runs(plan: StudyPlan, own: OwnParts, out: Path | None) -> dict[tuple[str, int], _PlannedRun]:
+def _plan_runs(plan: StudyPlan, own: ComparisonParts, out: Path | None) -> dict[tuple[str, int], _PlannedRun]:
     """Return the runs by method and seed, in their order; those that ``out`` holds are as they were begun.
 
     The server keeps the same share of the data for all methods: what the most demanding one needs.
     """
     values, hyper = plan.overrides.values, plan.overrides.hyper
-    made = {name: own.method(name, hyper.get(name, {})) for name in plan.methods}
-    reserve = values.get("reserve", max(method.reserve for method in made.values()))
+    methods_by_name = {name: own.method(name, hyper.get(name, {})) for name in plan.methods}
+    reserve = values.get("reserve", max(method.reserve for method in methods_by_name.values()))
     runs = {}
     fresh: list[tuple[dict[str, Any], Config]] = []
     for seed in plan.seeds:
-        for name, method in made.items():
+        for name, method in methods_by_name.items():
             label = name if name in own.methods else method.name
             folder = run_name(label, seed)
             config = plan.overrides.config(name, seed=seed, reserve=reserve)

@@ -23,7 +23,7 @@ from feddpc.storage import explain_os_errors, make_folder, replace_text
 from feddpc.study import space as spaces
 from feddpc.study.folder import CODE, RunResult, locked, shared_metric
 from feddpc.study.overrides import Overrides, hyper_names
-from feddpc.study.space import Options, Search, Settings, Space, spelled
+from feddpc.study.space import Categorical, Search, Settings, Space, spelled
 from feddpc.study.spec import RunSpec
 
 FILES = {"comparison": "compare.json", "sweep": "sweep.toml"}
@@ -173,7 +173,7 @@ def make_space(
             raise BadInputError(f"{'--grid' if grid else '--random'} {text!r}: write KEY=...")
         if key.strip() in axes:
             raise BadInputError(f"{key.strip()} is there twice: give each key once, with all its values")
-        axes[key.strip()] = Options(tuple(spaces.values(value))) if grid else spaces.parse(value)
+        axes[key.strip()] = Categorical(tuple(spaces.values(value))) if grid else spaces.parse(value)
     if grid and (trials is not None or sampler is not None):
         raise BadInputError("--trials and --sampler are for --random: a grid tries everything")
     if random and trials is None:

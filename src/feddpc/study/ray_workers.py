@@ -16,7 +16,7 @@ from typing import Any
 
 from feddpc.errors import BadInputError
 from feddpc.runs.runner import Stop
-from feddpc.study.workers import Batch, Pool, RunReport, Tick, Workers, run_batch
+from feddpc.study.workers import RunBatch, RunReport, Tick, WorkerPool, Workers, run_batch
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RayWorkers(Workers):
         if self.cpus == self.gpus == 0:
             raise BadInputError("cpus = gpus = 0: a worker needs one of them")
 
-    def open(self, stop: Stop, tick: Tick) -> Pool:
+    def open(self, stop: Stop, tick: Tick) -> WorkerPool:
         """Connect to the cluster."""
         try:
             import ray
@@ -74,7 +74,7 @@ class RayWorkers(Workers):
             ) from None
 
 
-class _RayPool(Pool):
+class _RayPool(WorkerPool):
     def __init__(self, ray: Any, share: dict[str, float], connected: bool) -> None:
         self.ray, self.share, self.connected = ray, share, connected
         self.deaths = (ray.exceptions.RayError,)
@@ -89,7 +89,7 @@ class _RayPool(Pool):
         resources = self.ray.cluster_resources()
         return max(1, min(int(resources.get(name, 0.0) / value + 1e-9) for name, value in self.share.items()))
 
-    def submit(self, batch: Batch) -> Future[list[RunReport]]:
+    def submit(self, batch: RunBatch) -> Future[list[RunReport]]:
         self.references.append(self.remote.remote(batch))
         future: Future[list[RunReport]] = self.references[-1].future()
         return future
@@ -111,7 +111,7 @@ def _check_address(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
 
 
-def _run_on_ray(batch: Batch) -> list[RunReport]:
+def _run_on_ray(batch: RunBatch) -> list[RunReport]:
     """Run a batch in a process of the cluster, which Ray may use again for the next one."""
     import torch
 

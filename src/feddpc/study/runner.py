@@ -17,7 +17,7 @@ from feddpc.storage import explain_os_errors, make_folder, replace_text, without
 from feddpc.study import setup_cache
 from feddpc.study.folder import RunResult, StudyFolder, locked
 from feddpc.study.spec import RunSpec
-from feddpc.study.workers import STUDY_ID, Batch, InProcess, Pool, RunReport, Workers
+from feddpc.study.workers import STUDY_ID, InProcess, RunBatch, RunReport, WorkerPool, Workers
 from feddpc.torch_globals import preserve_torch_globals
 
 #: How often a worker may die during a run before the run counts as failed.
@@ -58,14 +58,14 @@ def run_study(
     holds the lock of its folder, and each call returns when all its runs are there. A request to ``stop`` is obeyed
     after the present round.
     """
-    study = _Study(specs, folder, on_progress, stop or Stop())
+    study = _StudyExecution(specs, folder, on_progress, stop or Stop())
     study.run(workers or InProcess(), checkpoint_seconds)
     results = {key: study.result(key) for key in study.specs}
     study.folder.write_results(list(results.values()))
     return [dataclasses.replace(results[spec.key], spec=spec) for spec in specs]
 
 
-class _Study:
+class _StudyExecution:
     """One call of :func:`run_study`."""
 
     def __init__(self, specs: Sequence[RunSpec], folder: Path, on_progress: OnProgress | None, stop: Stop) -> None:
@@ -75,9 +75,9 @@ class _Study:
             make_folder(folder)
             self.folder.note_code(specs, "the runs that use it are made again")
         self.results = {key: self.folder.read(spec) for key, spec in self.specs.items()}
-        self.queue: list[tuple[float, Batch]] = []  #: batches, and when each may be sent to a worker
-        self.sent: list[Batch] = []  #: batches that are with a worker
-        self.out: dict[Future[list[RunReport]], Batch] = {}
+        self.queue: list[tuple[float, RunBatch]] = []  #: batches, and when each may be sent to a worker
+        self.sent: list[RunBatch] = []  #: batches that are with a worker
+        self.out: dict[Future[list[RunReport]], RunBatch] = {}
         self.deaths: Counter[str] = Counter()
         self.reported = 0.0
 
@@ -91,7 +91,7 @@ class _Study:
         folder = self.folder.folder
         study_id = _study_id(folder) if workers.remote else ""
         for group in _by_setup(specs, workers.batch_size):
-            batch = Batch(tuple(group), folder.resolve(), checkpoint_seconds, workers.at_once, study_id)
+            batch = RunBatch(tuple(group), folder.resolve(), checkpoint_seconds, workers.at_once, study_id)
             self.queue.append((0.0, batch))
         with workers.open(self.stop, self._report) as pool:
             stopping = False
@@ -115,7 +115,7 @@ class _Study:
             self.results[key] = self.folder.read(self.specs[key])
         return self.results[key]
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self) -> RunBatch | None:
         """Take a batch that may be sent now from the queue."""
         now = time.monotonic()
         due = next((entry for entry in self.queue if entry[0] <= now), None)
@@ -124,7 +124,7 @@ class _Study:
         self.queue.remove(due)
         return due[1]
 
-    def _receive(self, future: Future[list[RunReport]], pool: Pool) -> None:
+    def _receive(self, future: Future[list[RunReport]], pool: WorkerPool) -> None:
         """Record how the runs of a batch went; those that are not done are queued again."""
         batch = self.out.pop(future)
         self.sent.remove(batch)

@@ -20,7 +20,7 @@ CACHE_SIZE = 2
 _cache: OrderedDict[str, Experiment] = OrderedDict()
 
 
-class _Options(dict[str, Any]):
+class _DataOptions(dict[str, Any]):
     """Options of a data set, as part of a key."""
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -29,12 +29,12 @@ class _Options(dict[str, Any]):
 
 def dataset(config: Config) -> Dataset:
     """Return the data set of a configuration, the same object every time."""
-    return _loaded(config.data, _Options(config.data_options), *_place(config.data))[0]
+    return _loaded(config.data, _DataOptions(config.data_options), *_place(config.data))[0]
 
 
 def fingerprint(config: Config) -> str:
     """Return a hash of the content of a configuration's data set."""
-    return _loaded(config.data, _Options(config.data_options), *_place(config.data))[1]
+    return _loaded(config.data, _DataOptions(config.data_options), *_place(config.data))[1]
 
 
 def _place(name: str) -> tuple[Path | None, str]:
@@ -43,7 +43,7 @@ def _place(name: str) -> tuple[Path | None, str]:
 
 
 @lru_cache(maxsize=4)
-def _loaded(name: str, options: _Options, _base: Path | None, code: str) -> tuple[Dataset, str]:
+def _loaded(name: str, options: _DataOptions, _base: Path | None, code: str) -> tuple[Dataset, str]:
     data = load(name, **options)
     return data, data_hash(data) + code
 

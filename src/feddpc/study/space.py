@@ -68,7 +68,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Options:
+class Categorical:
     """A list of values to choose from."""
 
     values: tuple[Any, ...]
@@ -81,7 +81,7 @@ class Options:
         return self.values[int(rng.integers(len(self.values)))]
 
 
-def parse(text: str) -> Range | Options:
+def parse(text: str) -> Range | Categorical:
     """Read a range or a list of choices.
 
     >>> parse("log:1e-4:1").kind, parse("int:1:8").high, parse("0.1,0.3").values, parse("fresh,stale").values
@@ -89,7 +89,7 @@ def parse(text: str) -> Range | Options:
     """
     kind, colon, rest = text.strip().partition(":")
     if not colon or kind not in KINDS:
-        return Options(tuple(values(text)))
+        return Categorical(tuple(values(text)))
     try:
         low, high = (float(number) for number in rest.split(":"))
     except ValueError:
@@ -104,12 +104,12 @@ def values(text: str) -> list[Any]:
     ([0.3, 1], [[8], [16, 8]], ['zero', 'soft'])
     """
     try:
-        found: list[Any] = tomllib.loads(f"v = [{text}]")["v"]
+        parsed: list[Any] = tomllib.loads(f"v = [{text}]")["v"]
     except (ValueError, RecursionError):
-        found = [parse_set(f"v={word}")[1] for word in text.split(",")]
-    if not found or "" in found:
+        parsed = [parse_set(f"v={word}")[1] for word in text.split(",")]
+    if not parsed or "" in parsed:
         raise BadInputError(f"{text!r}: write values with commas between them")
-    return found
+    return parsed
 
 
 def spelled(listed: Sequence[Any]) -> str:
@@ -143,7 +143,7 @@ class Space:
     20
     """
 
-    axes: Mapping[str, Range | Options]
+    axes: Mapping[str, Range | Categorical]
     trials: int | None = None  #: per method; None tries every combination
     seed: int = 0
     sampler: str | None = None  #: one of Optuna's; None for independent draws or a grid
@@ -153,9 +153,9 @@ class Space:
         if not self.axes:
             raise BadInputError("a sweep needs something to vary: give at least one key")
         for key, axis in self.axes.items():
-            if isinstance(axis, Options) and not axis.values:
+            if isinstance(axis, Categorical) and not axis.values:
                 raise BadInputError(f"{key} has nothing to choose from: give at least one value")
-            if isinstance(axis, Options) and any(axis.values.count(v) > 1 for v in axis.values):
+            if isinstance(axis, Categorical) and any(axis.values.count(v) > 1 for v in axis.values):
                 raise BadInputError(f"{key} = {axis}: one of the values is there twice")
         if self.trials is not None:
             check_int("trials", self.trials, 1)
@@ -170,7 +170,7 @@ class Space:
     @classmethod
     def grid(cls, axes: Mapping[str, Sequence[Any]]) -> Space:
         """Every combination of the listed values."""
-        return cls({key: Options(tuple(listed)) for key, listed in axes.items()})
+        return cls({key: Categorical(tuple(listed)) for key, listed in axes.items()})
 
     @classmethod
     def random(cls, axes: Mapping[str, str | Range | Sequence[Any]], n: int, seed: int = 0) -> Space:
@@ -197,9 +197,9 @@ class Space:
             )
         if self.trials is not None:
             return dataclasses.replace(more, axes=self.axes, trials=max(self.trials, more.trials or 0))
-        axes = {key: [*axis.values] for key, axis in self.axes.items() if isinstance(axis, Options)}
+        axes = {key: [*axis.values] for key, axis in self.axes.items() if isinstance(axis, Categorical)}
         for key, axis in more.axes.items():
-            axes[key] += [v for v in axis.values if v not in axes[key]] if isinstance(axis, Options) else []
+            axes[key] += [v for v in axis.values if v not in axes[key]] if isinstance(axis, Categorical) else []
         return Space.grid(axes)
 
     def size(self, keys: Sequence[str]) -> int:
@@ -207,7 +207,7 @@ class Space:
         axes = [axis for key, axis in self.axes.items() if key in keys]
         if self.trials is not None and axes:
             return self.trials
-        return math.prod(len(axis.values) for axis in axes if isinstance(axis, Options))
+        return math.prod(len(axis.values) for axis in axes if isinstance(axis, Categorical))
 
     def search(self, keys: Sequence[str]) -> Search:
         """Return the trials of a method that has ``keys``, a part of the axes."""
@@ -218,7 +218,7 @@ class Space:
             return OptunaSearch(axes, self.trials or 1, self.seed, self.sampler, self.batch)
         return _Listed(self._drawn(axes) if self.trials is not None and axes else _product(axes))
 
-    def _drawn(self, axes: Mapping[str, Range | Options]) -> list[Settings]:
+    def _drawn(self, axes: Mapping[str, Range | Categorical]) -> list[Settings]:
         return [
             {key: axis.draw(generator(self.seed, f"sweep {key}", trial)) for key, axis in axes.items()}
             for trial in range(self.trials or 0)
@@ -242,15 +242,15 @@ class _Listed:
         """The scores change nothing."""
 
 
-def _product(axes: Mapping[str, Range | Options]) -> list[Settings]:
+def _product(axes: Mapping[str, Range | Categorical]) -> list[Settings]:
     for key, axis in axes.items():
         if isinstance(axis, Range):
             raise BadInputError(f"{key} = {axis} is a range, and a grid has no end of it: list values, or give trials")
-    listed = [axis.values for axis in axes.values() if isinstance(axis, Options)]
+    listed = [axis.values for axis in axes.values() if isinstance(axis, Categorical)]
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*listed)]
 
 
-def _axis(axis: str | Range | Sequence[Any]) -> Range | Options:
+def _axis(axis: str | Range | Sequence[Any]) -> Range | Categorical:
     if isinstance(axis, str):
         return parse(axis)
-    return axis if isinstance(axis, Range) else Options(tuple(axis))
+    return axis if isinstance(axis, Range) else Categorical(tuple(axis))

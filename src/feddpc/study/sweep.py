@@ -15,7 +15,7 @@ from feddpc.study.spec import RunSpec
 from feddpc.unused import ENABLING, refuse_unused
 
 #: Runs specs, or looks up their results, and returns these in the same order.
-Run = Callable[[Sequence[RunSpec]], list[RunResult]]
+RunSpecs = Callable[[Sequence[RunSpec]], list[RunResult]]
 
 
 def run_sweep(
@@ -72,7 +72,7 @@ def choose_both(results: Sequence[RunResult], plan: StudyPlan | None = None) -> 
     return [choice.with_grid_ends(axes) for by in ways for choice in choose(results, by)]
 
 
-def run_trials(plan: StudyPlan, run: Run) -> list[RunResult]:
+def run_trials(plan: StudyPlan, run: RunSpecs) -> list[RunResult]:
     """Run the trials of ``plan``; a search that lacks a score ends there.
 
     The results are in the order of the methods, and for each method in the order of its trials and seeds.

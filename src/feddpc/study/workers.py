@@ -45,7 +45,7 @@ _PREPARING = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Batch:
+class RunBatch:
     """Runs for one worker, all with the same setup."""
 
     specs: tuple[RunSpec, ...]
@@ -83,7 +83,7 @@ def execute_shared(setup: Callable[[], Experiment], *, at_once: int = 1, **how: 
     return execute(experiment, **how)
 
 
-def run_batch(batch: Batch, *, on_round: OnRound | None = None, stop: Stop | None = None) -> list[RunReport]:
+def run_batch(batch: RunBatch, *, on_round: OnRound | None = None, stop: Stop | None = None) -> list[RunReport]:
     """Run the specs of a batch in this process, as many at once as it says, and report on each."""
     stop, lock = stop or Stop(), threading.Lock()
     visible = not batch.study_id or _study_id(batch.folder) == batch.study_id
@@ -103,7 +103,7 @@ def run_batch(batch: Batch, *, on_round: OnRound | None = None, stop: Stop | Non
     return run_concurrently([partial(run, spec) for spec in batch.specs], min(batch.at_once, len(batch.specs)))
 
 
-def _attempt(spec: RunSpec, folder: StudyFolder, batch: Batch, on_round: OnRound, stop: Stop) -> RunReport:
+def _attempt(spec: RunSpec, folder: StudyFolder, batch: RunBatch, on_round: OnRound, stop: Stop) -> RunReport:
     """Run one spec; an error is reported and does not stop the others."""
     advanced, path = False, folder.path(spec)
 
@@ -166,7 +166,7 @@ def _scratch() -> Path:
     return folder
 
 
-class Pool(ABC):
+class WorkerPool(ABC):
     """Workers that are ready for batches; at the end of the ``with`` block they are gone."""
 
     size: int  #: how many batches may be out at a time
@@ -180,7 +180,7 @@ class Pool(ABC):
         """End all workers."""
 
     @abstractmethod
-    def submit(self, batch: Batch) -> Future[list[RunReport]]:
+    def submit(self, batch: RunBatch) -> Future[list[RunReport]]:
         """Give a batch to a worker that is free."""
 
     def stop(self) -> None:  # noqa: B027
@@ -203,7 +203,7 @@ class Workers(ABC):
         return self.at_once
 
     @abstractmethod
-    def open(self, stop: Stop, tick: Tick) -> Pool:
+    def open(self, stop: Stop, tick: Tick) -> WorkerPool:
         """Start the workers; ``stop`` asks this process to stop, ``tick`` is called after a round in this process."""
 
 
@@ -216,18 +216,18 @@ class InProcess(Workers):
         """All runs with the same setup: as one ends, the next begins."""
         return None if self.at_once > 1 else 1
 
-    def open(self, stop: Stop, tick: Tick) -> Pool:
+    def open(self, stop: Stop, tick: Tick) -> WorkerPool:
         """Return a pool that runs a batch when it is submitted."""
         return _InProcessPool(stop, tick)
 
 
-class _InProcessPool(Pool):
+class _InProcessPool(WorkerPool):
     size = 1
 
     def __init__(self, stop: Stop, tick: Tick) -> None:
         self.stop_request, self.tick = stop, tick  # the runs see the request themselves
 
-    def submit(self, batch: Batch) -> Future[list[RunReport]]:
+    def submit(self, batch: RunBatch) -> Future[list[RunReport]]:
         done: Future[list[RunReport]] = Future()
         done.set_result(run_batch(batch, on_round=lambda _: self.tick(), stop=self.stop_request))
         return done
@@ -243,12 +243,12 @@ class Processes(Workers):
         super().__post_init__()
         check_int("processes", self.count, 1)
 
-    def open(self, stop: Stop, tick: Tick) -> Pool:
+    def open(self, stop: Stop, tick: Tick) -> WorkerPool:
         """Return a pool that starts processes as it needs them."""
         return _ProcessPool(self.count)
 
 
-class _ProcessPool(Pool):
+class _ProcessPool(WorkerPool):
     """One executor with one process per slot, so that a process that dies does not take the others with it."""
 
     deaths = (BrokenProcessPool,)
@@ -260,7 +260,7 @@ class _ProcessPool(Pool):
         self.stopping = self.context.RawValue(c_bool, False)
         self.slots: dict[ProcessPoolExecutor, Future[list[RunReport]]] = {}
 
-    def submit(self, batch: Batch) -> Future[list[RunReport]]:
+    def submit(self, batch: RunBatch) -> Future[list[RunReport]]:
         for slot in [slot for slot, last in self.slots.items() if last.done()]:
             try:
                 self.slots[slot] = slot.submit(_run_in_process, batch)
@@ -303,7 +303,7 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def _run_in_process(batch: Batch) -> list[RunReport]:
+def _run_in_process(batch: RunBatch) -> list[RunReport]:
     stop = Stop()
 
     def watch(_: object) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feddpc.data.array_checks import IGNORED
 from feddpc.errors import BadInputError
-from feddpc.models.statistics import Traits
+from feddpc.models.traits import Traits
 from feddpc.tasks.host_samples import HostSamples, Ints
 from feddpc.tasks.metrics import LOSS, Metric
 
@@ -35,7 +35,7 @@ def forked(device: torch.device, seed: int | None = None) -> Iterator[torch.Gene
         yield generator
 
 
-class Rows(NamedTuple):
+class BatchIndices(NamedTuple):
     """Which samples make a batch: indices, a mask where some are padding, and what augmentation drew for them."""
 
     samples: Tensor
@@ -86,7 +86,7 @@ def by_transform(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class Tally:
+class WorkCounter:
     """Counts the work of clients; an engine that runs several at once says how many in ``clients``."""
 
     gradients: int = 0
@@ -98,7 +98,7 @@ class Tally:
         self.gradients += gradients * self.clients
         self.passes += passes * self.clients
 
-    def put_back(self, was: Tally) -> None:
+    def reset_to(self, was: WorkCounter) -> None:
         """Forget what was counted since ``was``, a copy."""
         self.gradients, self.passes, self.clients = was.gradients, was.passes, was.clients
 
@@ -107,7 +107,7 @@ class Task(ABC):
     """What a method may ask of one client's learning problem; parameters are always one vector ``[d]``."""
 
     d: int
-    tally: Tally
+    work: WorkCounter
     traces: dict[Any, dict[Any, Any]]  #: what engines have traced of it and its twins, which compute the same
     device: torch.device = torch.device("cpu")
     stochastic: bool = False
@@ -117,20 +117,20 @@ class Task(ABC):
     differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
 
     def __init__(self) -> None:
-        self.tally, self.traces = Tally(), {}
+        self.work, self.traces = WorkCounter(), {}
 
     def value_and_grad(self, objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return value and gradient of ``objective`` at ``y``."""
-        self.tally.add(gradients=1)
+        self.work.add(gradients=1)
         return self.differentiate(objective, y)
 
     @abstractmethod
-    def fetch(self, rows: Rows) -> Batch:
+    def fetch(self, rows: BatchIndices) -> Batch:
         """Return the samples that ``rows`` names, scaled and augmented."""
 
     def samples(self, ids: Ints) -> Batch:
         """Return training samples by their numbers, neither augmented nor padded."""
-        return self.fetch(Rows(torch.tensor(ids, device=self.device)))
+        return self.fetch(BatchIndices(torch.tensor(ids, device=self.device)))
 
     @abstractmethod
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
@@ -160,7 +160,7 @@ class Task(ABC):
         """Return samples as the network wants them; ``x`` has the values of the data set, averages of them included."""
         return x
 
-    def full_gradient(self, y: Tensor, data: Iterable[Rows]) -> Tensor:
+    def full_gradient(self, y: Tensor, data: Iterable[BatchIndices]) -> Tensor:
         """Return the gradient at ``y`` of the mean loss over all samples of ``data``."""
         total, seen = torch.zeros_like(y), y.new_zeros(())
         for rows in data:
@@ -186,7 +186,7 @@ class Task(ABC):
     def twin(self) -> Self:
         """Return this task for another thread: with counters of its own, and all else that a call changes."""
         twin = copy.copy(self)
-        twin.tally, twin.traces = Tally(), self.traces
+        twin.work, twin.traces = WorkCounter(), self.traces
         return twin
 
     def transformable(self, *, stacked: bool = True, together: bool = False) -> Self:

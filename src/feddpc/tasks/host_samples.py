@@ -54,9 +54,9 @@ class HostSamples:
             self.y[: len(ids)].copy_(y, non_blocking=True)
             order = np.argsort(ids, kind="stable")
             self._ids, self._places, self._clients = ids[order], order, plan.clients
-        there = plan.count[:, :, None] > np.arange(plan.index.shape[2])
-        at = np.searchsorted(self._ids, np.where(there, plan.index, self._ids[0] if len(self._ids) else 0))
-        return replace(plan, index=np.where(there, self._places[np.minimum(at, len(self._ids) - 1)], 0))
+        valid = plan.count[:, :, None] > np.arange(plan.index.shape[2])
+        at = np.searchsorted(self._ids, np.where(valid, plan.index, self._ids[0] if len(self._ids) else 0))
+        return replace(plan, index=np.where(valid, self._places[np.minimum(at, len(self._ids) - 1)], 0))
 
     def read_ahead(self, clients: Ints, partition: Partition) -> None:
         """Read the samples of ``clients``, who come next, in the background."""

@@ -20,16 +20,16 @@ from feddpc.data.array_checks import IGNORED
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
-from feddpc.models.statistics import Traits, examine, norm_mask
+from feddpc.models.traits import Traits, examine, norm_mask
 from feddpc.registry import Registry
-from feddpc.tasks.base import Batch, Rows, Tally, Task, forked
+from feddpc.tasks.base import Batch, BatchIndices, Task, WorkCounter, forked
 from feddpc.tasks.host_samples import HostSamples, Ints, Read
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import Measure, Totals, choose_measures, listed_metrics
 from feddpc.tasks.metrics import LOSS
 
 #: Makes totals of a model, some test samples and their targets.
-Judge = Callable[[Tensor, Tensor, Tensor], Tensor]
+TestTotals = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: Changes the inputs of a training batch; the second tensor has uniform numbers in [0, 1) for each sample, ``[n, u]``.
 Transform = Callable[[Tensor, Tensor], Tensor]
 #: One value per sample, or per sample and token, of outputs and targets.
@@ -49,7 +49,7 @@ class NetworkTask(Task):
     those of each cohort are taken from; test images are scaled once when that takes
     less than ``resident_bytes``.
 
-    A task of one's own overrides :meth:`sample_losses`, and lists what it measures in ``measured``.
+    A task of your own overrides :meth:`sample_losses`, and lists what it measures in ``measured``.
     """
 
     resident_bytes = 1 << 30
@@ -101,7 +101,7 @@ class NetworkTask(Task):
     def changed(self, *, module: nn.Module | None = None, data: Dataset | None = None) -> Self:
         """Return this task with another network or other training samples; what stays is shared, tests included."""
         twin = copy.copy(self)
-        twin.tally = Tally()
+        twin.work = WorkCounter()
         if data is not None:
             twin._load(data, self.device, self.host is not None)
         if module is not None:
@@ -140,7 +140,7 @@ class NetworkTask(Task):
         """Return a copy for trials: a network of its own in ``precision``, and a few test samples."""
         dtype = torch.float64 if precision == "float64" else torch.float32
         twin = copy.copy(self)
-        twin.tally, twin.traces, twin._masks = Tally(), {}, {}
+        twin.work, twin.traces, twin._masks = WorkCounter(), {}, {}
         twin.module = copy.deepcopy(self.module).to(dtype)
         twin.flat = Flat(twin.module, self.flat.statistics)
         twin.first_statistics = self.first_statistics.to(dtype)
@@ -239,7 +239,7 @@ class NetworkTask(Task):
         """Return the module's parameters as the first global model."""
         return self.flat.vector()
 
-    def fetch(self, rows: Rows) -> Batch:
+    def fetch(self, rows: BatchIndices) -> Batch:
         """Gather, augment and scale the samples of ``rows`` on the device."""
         held: NetworkTask | HostSamples = self if self.host is None else self.host
         x = held.x[rows.samples]
@@ -253,10 +253,10 @@ class NetworkTask(Task):
 
     def part(self, y: Tensor, name: str | Callable[..., Any], *args: Any) -> Any:
         """Call a method of the network with parameters ``y``."""
-        self.tally.add(passes=1)
+        self.work.add(passes=1)
         with self._rounded():
-            made = self.flat.part(y, name, *args)
-        return tree_map(lambda t: t.to(y.dtype), made) if self.half else made
+            output = self.flat.part(y, name, *args)
+        return tree_map(lambda t: t.to(y.dtype), output) if self.half else output
 
     def mask(self, prefix: str) -> Tensor:
         """Return 1 at the parameters of one part of the network."""
@@ -300,7 +300,7 @@ class NetworkTask(Task):
 
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of the samples that are no padding."""
-        self.tally.add(passes=1)
+        self.work.add(passes=1)
         return batch.mean(self.sample_losses(self.outputs(y, batch.x), batch.y))
 
     def outputs(self, y: Tensor, x: Tensor) -> Tensor:
@@ -321,7 +321,7 @@ class NetworkTask(Task):
         if not whole:
             return self.means(self.score(w, batch_size).tolist())
         seen: list[Tensor] = []
-        totals = self.score(w, batch_size, lambda w, x, y: self._judge(w, x, y, seen)).tolist()
+        totals = self.score(w, batch_size, lambda w, x, y: self._test_totals(w, x, y, seen)).tolist()
         outputs = self.aligned(torch.cat(seen), self.y_test)
         return self.means(totals) | {m.metric.name: m.compute(outputs, self.y_test) for m in whole}
 
@@ -345,24 +345,24 @@ class NetworkTask(Task):
         """Return the metrics that follow from the totals of all ``targets``, by default those of the test set."""
         y = self.y_test if targets is None else targets
         counted = int((y != IGNORED).sum()) if self.target == "tokens" else len(y)
-        loss, rest, found = totals[0] / counted, totals[1:], {}
+        loss, rest, metrics = totals[0] / counted, totals[1:], {}
         for measure in self.measures:
             size = measure.size(self.width)
             sums, rest = rest[:size], rest[size:]
             if measure.whole is None:
-                found[measure.metric.name] = measure.value(Totals(counted, loss, sums))
-        return found | {LOSS.name: loss}
+                metrics[measure.metric.name] = measure.value(Totals(counted, loss, sums))
+        return metrics | {LOSS.name: loss}
 
     def loss_total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the losses of some test samples."""
         values = self.sample_losses(outputs, targets)
         return (values * (targets != IGNORED)).sum() if values.ndim > 1 else values.sum()
 
-    def judged(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def test_totals(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the totals of some test samples: the sum of their losses, then those of the metrics, in float64."""
-        return self._judge(w, x, y, [])
+        return self._test_totals(w, x, y, [])
 
-    def _judge(self, w: Tensor, x: Tensor, y: Tensor, seen: list[Tensor]) -> Tensor:
+    def _test_totals(self, w: Tensor, x: Tensor, y: Tensor, seen: list[Tensor]) -> Tensor:
         outputs = self.outputs(w, self._laid_out(x if self.test_scaled else self.scaler(x)))
         seen.append(outputs)
         return self._totals(outputs, y)
@@ -373,13 +373,13 @@ class NetworkTask(Task):
         return torch.cat([part.double().reshape(-1) for part in sums])
 
     @torch.no_grad()
-    def score(self, w: Tensor, batch_size: int | None = None, judge: Judge | None = None) -> Tensor:
-        """Return the totals of the whole test set, still on the device; ``judge`` may be ``judged``, compiled."""
+    def score(self, w: Tensor, batch_size: int | None = None, totals_of: TestTotals | None = None) -> Tensor:
+        """Return the totals of the whole test set, on the device; ``totals_of`` may be ``test_totals``, compiled."""
         self.module.eval()
-        judge = judge or self.judged
+        totals_of = totals_of or self.test_totals
         total = torch.zeros((), dtype=torch.float64, device=w.device)
         for x, y in self.test_batches(batch_size):
-            total = total + judge(w, x, y)
+            total = total + totals_of(w, x, y)
         self.module.train()
         return total
 

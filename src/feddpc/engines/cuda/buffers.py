@@ -21,7 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class HostTransfer:
-    """Arrays of one type that go to the device in one copy a round.
+    """Arrays of one type that go to the device in one copy per round.
 
     The host writes into one of two buffers in turn, because the copy of the other may still be under way.
     """
@@ -91,7 +91,7 @@ def graph_of(do: Callable[[], None], device: torch.device, pool: Any = None) -> 
 
     Nor may they share the scratch memory of matrix products, which torch keeps by stream: two products at once would
     write into each other's sums, or wait for each other for ever. It is forgotten before, so that the graph gets its
-    own, and afterwards, so that nobody else does.
+    own, and afterwards, so that no other graph gets it.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)

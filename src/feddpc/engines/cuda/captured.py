@@ -118,9 +118,9 @@ class Cuda(Engine):
     ) -> Done | None:
         """Replay a round; None if it cannot be captured, or was void."""
         config = experiment.config
-        judges = experiment.evaluates, experiment.validate, _generation(experiment.task)
+        evaluation = experiment.evaluates, experiment.validate, _generation(experiment.task)
         rules = experiment.local(method), experiment.policies.optimizer, experiment.population.rates_change
-        about = (experiment.task, method, *rules, config.lr, config.server_lr, judges)
+        about = (experiment.task, method, *rules, config.lr, config.server_lr, evaluation)
         if about != self._about:
             self._forget(self._sessions)
             self._about = about

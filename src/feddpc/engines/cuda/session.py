@@ -20,7 +20,7 @@ from feddpc.methods.base import ClientContext, Cohort, Method, State
 from feddpc.population import placed
 from feddpc.round.server_step import optimized
 from feddpc.round.state import numbers
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 
 if TYPE_CHECKING:
     from feddpc.experiment import Experiment
@@ -67,7 +67,7 @@ class Session:
         self.local = experiment.local(method)
         self.changing = experiment.population.rates_change
         self.inputs = self._buffers(cohort, progress, probed)
-        self.kit = experiment.kit
+        self.one_time_payload = experiment.one_time_payload
         self.down: State = {}
         self.y, self.total = torch.empty(0), torch.zeros(m, dtype=w.dtype, device=self.device)
         self.new_own: State = {}
@@ -81,14 +81,14 @@ class Session:
         self._held = None if held is None else self._test(held)
         self.training: Training = (Lanes if streams else Stack)(self, compiles=compiles)
         self.pool: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        was = replace(experiment.task.tally)
+        was = replace(experiment.task.work)
         try:
             self._warm()
             self._start = self.captured(self._do_start)
             self.training.capture()
             self._end = self.captured(self._do_end)
         finally:  # it may be tried again
-            experiment.task.tally.put_back(was)
+            experiment.task.work.reset_to(was)
 
     # Buffers.
 
@@ -103,17 +103,17 @@ class Session:
         shape, kind = (most, m, width, planner.draw_width), torch.float32 if planner.uniforms else torch.int16
         self.draws = HostTransfer({"draws": shape}, kind, self.device) if planner.draw_width else None
         own = {**progress.clients.read(np.zeros(m, np.int64)), **probed}
-        there = self.ints.there | self.floats.there
-        there["weights"].copy_(cohort.weights)
-        there["clients"].copy_(cohort.clients)
-        there["count"].fill_(width)
-        there["rates"].copy_(torch.tensor([cohort.client_lr, cohort.server_lr], dtype=torch.float64))
+        inputs_on_device = self.ints.there | self.floats.there
+        inputs_on_device["weights"].copy_(cohort.weights)
+        inputs_on_device["clients"].copy_(cohort.clients)
+        inputs_on_device["count"].fill_(width)
+        inputs_on_device["rates"].copy_(torch.tensor([cohort.client_lr, cohort.server_lr], dtype=torch.float64))
         return Inputs(
             draws=self.draws.there["draws"] if self.draws else None,
             steps=torch.zeros(m, dtype=self.w.dtype, device=self.device),
             own={k: v.clone() for k, v in own.items()},
             slots={k: v.clone() for k, v in cohort.slots.items()},
-            **there,
+            **inputs_on_device,
         )
 
     def _load(self, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort) -> NDArray[np.int64]:
@@ -135,12 +135,12 @@ class Session:
         i = self.inputs
         if not (i.own or i.slots):
             return order
-        there = placed(order, self.device)
-        state = progress.clients.read(plan.clients[order]) | {k: v[there] for k, v in probed.items()}
+        device_order = placed(order, self.device)
+        state = progress.clients.read(plan.clients[order]) | {k: v[device_order] for k, v in probed.items()}
         for key, value in state.items():
             i.own[key].copy_(value)
         for key, value in cohort.slots.items():
-            i.slots[key].copy_(value[there])
+            i.slots[key].copy_(value[device_order])
         return order
 
     # What the graphs do.
@@ -177,10 +177,10 @@ class Session:
             return None
         if not self.compiles:
             return lambda w: task.score(w, self.test_batch)
-        judge = task.transformable(stacked=False, together=True)
-        traces = task.traces_of("judged", judge.test_scaled, given=("x_test", "y_test"))
-        judged = Compiled(judge.judged, traces=traces)
-        return lambda w: judge.score(w, self.test_batch, judged)
+        evaluated = task.transformable(stacked=False, together=True)
+        traces = task.traces_of("test_totals", evaluated.test_scaled, given=("x_test", "y_test"))
+        test_totals = Compiled(evaluated.test_totals, traces=traces)
+        return lambda w: evaluated.score(w, self.test_batch, test_totals)
 
     def _do_start(self) -> None:
         probed = {k: self.inputs.own[k] for k in self.inputs.own if k not in self.memory_keys}
@@ -189,7 +189,7 @@ class Session:
         i = self.inputs
 
         def start(own: State, steps: Tensor) -> Tensor:
-            return self.local.start(ClientContext(self.w, self.down | self.kit, own, self.rate(0), steps))
+            return self.local.start(ClientContext(self.w, self.down | self.one_time_payload, own, self.rate(0), steps))
 
         i.steps.copy_(i.counts)
         y = vmap(start)(i.own, i.steps)
@@ -201,7 +201,7 @@ class Session:
         i, lr = self.inputs, self.rate(0)
 
         def finish(y: Tensor, own: State, steps: Tensor) -> tuple[State, State]:
-            return self.local.finish(y, ClientContext(self.w, self.down | self.kit, own, lr, steps))
+            return self.local.finish(y, ClientContext(self.w, self.down | self.one_time_payload, own, lr, steps))
 
         up, new_own = vmap(finish)(self.y, i.own, i.steps)
         losses = self.total / i.steps.clamp(min=1)
@@ -241,26 +241,26 @@ class Session:
 
     def _count(self) -> None:
         """Find out what one local step costs: what is compiled or replayed cannot be counted as it happens."""
-        tally, i = self.experiment.task.tally, self.inputs
-        was = replace(tally)
+        work, i = self.experiment.task.work, self.inputs
+        was = replace(work)
         full = torch.ones_like(i.index[0, 0], dtype=torch.bool)
         rows = [i.index[0, 0], full] if i.draws is None else [i.index[0, 0], full, i.draws[0, 0]]
-        here = ClientContext(
-            self.w, self.down | self.kit, {k: v[0] for k, v in i.own.items()}, self.rate(0), i.steps[0]
+        ctx = ClientContext(
+            self.w, self.down | self.one_time_payload, {k: v[0] for k, v in i.own.items()}, self.rate(0), i.steps[0]
         )
-        self.local.step(self.task, self.y[0], self.task.fetch(Rows(*rows)), here)
-        self.gradients, self.passes = tally.gradients - was.gradients, tally.passes - was.passes
+        self.local.step(self.task, self.y[0], self.task.fetch(BatchIndices(*rows)), ctx)
+        self.gradients, self.passes = work.gradients - was.gradients, work.passes - was.passes
 
     def _read(self) -> list[float]:
         """Return the report: the one moment in a round at which the host waits."""
         if self.device.type != "cuda":
             return self.report.tolist()
-        here = torch.empty(self.report.shape, dtype=self.report.dtype, pin_memory=True)
-        here.copy_(self.report, non_blocking=True)
+        pinned = torch.empty(self.report.shape, dtype=self.report.dtype, pin_memory=True)
+        pinned.copy_(self.report, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         event.synchronize()
-        return here.tolist()
+        return pinned.tolist()
 
     def release(self) -> None:
         """Let go of all buffers and graphs; what others still hold stays, the model for one."""
@@ -284,23 +284,23 @@ class Session:
             self.w.copy_(progress.w)
             for key, value in progress.server.items():
                 self.server[key].copy_(value)
-        tally = self.experiment.task.tally
-        was = replace(tally)
+        work = self.experiment.task.work
+        was = replace(work)
         order = self._load(progress, probed, plan, cohort)
         self._start()
         self.training.replay(plan, order)
         self._end()
         self.experiment.look_ahead(progress.round + 2)  # the next round, while this one is computed
         good, loss, *rest = self._read()
-        tally.put_back(was)
+        work.reset_to(was)
         if not good:
             if progress.w is self.w:
                 progress.w, progress.server = self.w.clone(), {k: v.clone() for k, v in self.server.items()}
             return None
         progress.w, progress.server = self.w, dict(self.server)
         steps = int(plan.steps.sum())
-        tally.gradients += self.gradients * steps
-        tally.passes += self.passes * steps
+        work.gradients += self.gradients * steps
+        work.passes += self.passes * steps
         if self.new_own or self.new_slots:
             back = placed(np.argsort(order), self.device)
         scored = _means(rest, self.experiment.task) if self._scores else None

@@ -18,7 +18,7 @@ from feddpc.data.batches import BatchPlan
 from feddpc.engines.cuda.buffers import row_classes, width_classes
 from feddpc.engines.cuda.compiling import Compiled
 from feddpc.methods.base import ClientContext, Method, State, overrides
-from feddpc.tasks.base import Rows
+from feddpc.tasks.base import BatchIndices
 
 if TYPE_CHECKING:
     from feddpc.engines.cuda.session import Session
@@ -34,7 +34,7 @@ class Training(ABC):
         """Return ``step``, which wants a method first, as a function of its other arguments.
 
         What is compiled reads the method's numbers, and so serves all their values, unless it asks what they are. A
-        method of somebody else is compiled as it is: nobody knows what it makes of its numbers, and when.
+        method of somebody else is compiled as it is: it is unknown what it does with its numbers, and when.
         """
         method, task = self.session.local, self.session.task
         if not self.compiles:
@@ -42,13 +42,13 @@ class Training(ABC):
         if (common := step_of(method)) is None:
             return Compiled(partial(step, method))
         kind, numbers = common
-        there = {k: torch.tensor(v, dtype=torch.float64, device=self.session.device) for k, v in numbers.items()}
+        tensors = {k: torch.tensor(v, dtype=torch.float64, device=self.session.device) for k, v in numbers.items()}
         program = Compiled(
             lambda hyper, *args: step(reading(method, hyper), *args),
             lambda _, *args: step(method, *args),
             traces=task.traces_of(type(self), kind),
         )
-        return partial(program, there)
+        return partial(program, tensors)
 
     @abstractmethod
     def restart(self) -> None:
@@ -67,7 +67,7 @@ class Training(ABC):
         """Make all steps of a round, clients in the given order."""
 
     def _rows(self, k: Tensor) -> list[Tensor]:
-        """Return what :class:`Rows` wants of the step that ``k`` counts."""
+        """Return what :class:`BatchIndices` wants of the step that ``k`` counts."""
         i = self.session.inputs
         index, count = (t.index_select(0, k)[0] for t in (i.index, i.count))
         mask = torch.arange(index.shape[-1], device=index.device) < count[..., None]
@@ -86,7 +86,9 @@ class Stack(Training):
             def one(
                 y: Tensor, w: Tensor, down: State, own: State, lr: Any, steps: Tensor, live: Tensor, *rows: Tensor
             ) -> tuple[Tensor, Tensor]:
-                new, loss = method.step(task, y, task.fetch(Rows(*rows)), ClientContext(w, down, own, lr, steps))
+                new, loss = method.step(
+                    task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps)
+                )
                 return torch.where(live, new, y), torch.where(live, loss, 0.0)
 
             new, loss = vmap(one, in_dims=dims)(y, *args)
@@ -122,8 +124,8 @@ class Stack(Training):
         own = {k: v[:n] for k, v in i.own.items()}
         rows = [t[:n] for t in self._rows(self.k)]
         live = i.steps[:n] > self.k
-        here = session.w, session.down | session.kit, own, session.step_rate, i.steps[:n]
-        self._step(session.y[:n], session.total[:n], *here, live, *rows)
+        context = session.w, session.down | session.one_time_payload, own, session.step_rate, i.steps[:n]
+        self._step(session.y[:n], session.total[:n], *context, live, *rows)
         self.k += 1
 
 
@@ -145,7 +147,7 @@ class Lanes(Training):
             steps: Tensor,
             *rows: Tensor,
         ) -> None:
-            new, loss = method.step(task, y, task.fetch(Rows(*rows)), ClientContext(w, down, own, lr, steps))
+            new, loss = method.step(task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps))
             y.copy_(new)
             total.add_(loss)
 
@@ -196,8 +198,8 @@ class Lanes(Training):
         session, i, k = self.session, self.session.inputs, self.k[j : j + 1]
         own = {key: v[j] for key, v in i.own.items()}
         rows = [t[j, :width] for t in self._rows(k)]
-        here = session.w, session.down | session.kit, own, session.step_rate, i.steps[j]
-        self._step(session.y[j], session.total[j], *here, *rows)
+        context = session.w, session.down | session.one_time_payload, own, session.step_rate, i.steps[j]
+        self._step(session.y[j], session.total[j], *context, *rows)
         k += 1
 
 
@@ -222,7 +224,7 @@ def step_of(method: Method) -> tuple[object, dict[str, float]] | None:
 
 
 def reading(method: Method, values: State) -> Method:
-    """Return a copy of ``method`` that has tensors for some of its hyper-parameters; nobody checks them again."""
+    """Return a copy of ``method`` that has tensors for some of its hyper-parameters, which are not checked again."""
     other = copy.copy(method)
     for name, value in values.items():
         object.__setattr__(other, name, value)

@@ -40,7 +40,7 @@ def secure_client_app(
         data: see there.
         method: the only method this node takes part in; by default any whose server needs only the sum.
         min_cohort: this node takes no part in a sum of fewer clients: a sum of few reveals much about each.
-        more: what else ``client_app`` takes: ``device``, and code of one's own.
+        more: what else ``client_app`` takes: ``device``, and code of your own.
     """
     check_int("min_cohort", min_cohort, 2)
     plain = client_app(model=model, data=data, method=None if method is None else summable(method), **more)
@@ -101,10 +101,10 @@ def _check_stage(asked: ConfigRecord) -> int:
 
 def _value(asked: ConfigRecord, key: str, kind: type[T]) -> T:
     """Return the server's value of ``key``, or refuse one of another type."""
-    found = asked.get(key)
-    if type(found) is not kind:
-        raise RefusedError(f"the server's {key} is {found!r}, not {kind.__name__}")
-    return found
+    value = asked.get(key)
+    if type(value) is not kind:
+        raise RefusedError(f"the server's {key} is {value!r}, not {kind.__name__}")
+    return value
 
 
 def masked_training(plain: ClientAppCallable) -> ClientAppCallable:

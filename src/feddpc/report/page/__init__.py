@@ -1,6 +1,6 @@
 """The page of some runs: one HTML file with table, interactive curves, pictures and numbers, that loads nothing.
 
-``write_page`` is for whoever has runs (:func:`feddpc.report.tables.collect` reads them from a folder); ``write_all``
+``write_page`` takes runs (:func:`feddpc.report.tables.collect` reads them from a folder); ``write_all``
 adds the picture of the curves and the table as a file.
 """
 
@@ -76,10 +76,10 @@ def refuse_to_overwrite(folder: Path) -> None:
     """Raise if the report's files in ``folder`` are not ours: some are there, and no page of ours beside them."""
     if is_run(folder) or (folder / "compare.json").is_file():
         return
-    there = [folder / name for name in ("report.html", "table.csv", "curves.png") if (folder / name).exists()]
+    existing = [folder / name for name in ("report.html", "table.csv", "curves.png") if (folder / name).exists()]
     with explain_os_errors(folder):
-        if there and not _is_ours(folder / "report.html"):
-            raise RunFolderError(f"{there[0]} is not from an earlier report and would be overwritten: move it away")
+        if existing and not _is_ours(folder / "report.html"):
+            raise RunFolderError(f"{existing[0]} is not from an earlier report and would be overwritten: move it away")
 
 
 def _is_ours(page: Path) -> bool:

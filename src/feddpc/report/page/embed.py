@@ -72,20 +72,20 @@ def numbers(runs: Sequence[StoredRun]) -> Json:
 
 def note_names(runs: Iterable[StoredRun]) -> list[str]:
     """Return the names of the numbers that the methods wrote into their records, beside what every record has."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for run in runs:
         common = {*FIELDS, *(metric.key(part) for metric in run.metrics for part in PARTS)}
         numbers = (k for r in run.records for k, v in r.items() if k not in common and isinstance(v, int | float))
-        found |= dict.fromkeys(numbers)
-    return list(found)
+        names |= dict.fromkeys(numbers)
+    return list(names)
 
 
 def client_metrics(run: StoredRun) -> dict[str, Column]:
     """Return the metrics at each client, if the folder tells them, in the shape they must have."""
-    found = run.clients.get("metrics")
-    if not isinstance(found, dict):
+    metrics = run.clients.get("metrics")
+    if not isinstance(metrics, dict):
         return {}
-    return {str(name): [_short(v) for v in values] for name, values in found.items() if isinstance(values, list)}
+    return {str(name): [_short(v) for v in values] for name, values in metrics.items() if isinstance(values, list)}
 
 
 def environment(run: StoredRun) -> Json:

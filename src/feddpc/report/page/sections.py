@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from feddpc.report import figures, tables
-from feddpc.report.groups import Group, differing, settings, show, status
+from feddpc.report.groups import SeedGroup, differing, settings, show, status
 from feddpc.report.page.embed import environment
 from feddpc.report.page.html import boxed, definitions, folded, heads, line, section
 from feddpc.runs.record import StoredRun
@@ -20,14 +20,14 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _COSTS = ("down", "up", "client_state", "server_state", "down_once", "up_once", "gradients", "passes")
 
 
-def title(every: Sequence[Group]) -> str:
+def title(every: Sequence[SeedGroup]) -> str:
     """Return what the page is about."""
     data = sorted({show(g.runs[0].config.data) for g in every})
     what = every[0].label if len(every) == 1 else f"{len(every)} configurations"
     return f"{what} on {data[0] if len(data) == 1 else f'{len(data)} data sets'}"
 
 
-def lead(every: Sequence[Group]) -> str:
+def lead(every: Sequence[SeedGroup]) -> str:
     """Return the line below the title: the methods, and how many runs there are."""
     methods = list(dict.fromkeys(show(g.method) for g in every))
     count = sum(len(g.runs) for g in every)
@@ -40,7 +40,7 @@ def remarks(notes: Sequence[str]) -> str:
     return f'<ul class="remarks">{lines}</ul>' if lines else ""
 
 
-def results(table: Sequence[tables.Row], every: Sequence[Group]) -> str:
+def results(table: Sequence[tables.ResultRow], every: Sequence[SeedGroup]) -> str:
     """Return the table of results; each heading is a button that sorts by its column."""
     noted = any(row.notes for row in table)
     least = ("best", "last 10", "final") if all(row.metric.direction == "min" for row in table) else ()
@@ -88,13 +88,13 @@ def picture(runs: Sequence[StoredRun]) -> str:
     return ""
 
 
-def costs(every: Sequence[Group]) -> str:
+def costs(every: Sequence[SeedGroup]) -> str:
     """Return what each method moved, remembered and gave away; nothing where no run tells."""
     lines, notes = [], dict[str, list[str]]()
     for group in every:
-        found = next(((r.summary or {}).get("costs") for r in group.runs if r.summary), None)
-        if found and isinstance(found, dict):
-            known = (figures.number(found.get(key)) for key in _COSTS)
+        costs = next(((r.summary or {}).get("costs") for r in group.runs if r.summary), None)
+        if costs and isinstance(costs, dict):
+            known = (figures.number(costs.get(key)) for key in _COSTS)
             lines.append(line([group.label, *("" if math.isnan(v) else f"{v:.3g}" for v in known)]))
         if privacy := next((r.privacy for r in group.runs if r.privacy), {}):
             notes.setdefault(_told(privacy), []).append(group.label)
@@ -122,7 +122,7 @@ def _told(privacy: Mapping[str, Any]) -> str:
     return " ".join(filter(None, [show(privacy.get("note", "")), f"({numbers})" if numbers else ""]))
 
 
-def configuration(every: Sequence[Group]) -> str:
+def configuration(every: Sequence[SeedGroup]) -> str:
     """Return what set the configurations apart, then, folded, what they shared."""
     runs = [run for group in every for run in group.runs]
     apart = differing([settings(group.runs[0]) for group in every])
@@ -135,7 +135,7 @@ def configuration(every: Sequence[Group]) -> str:
     return table + folded("The same in all runs", definitions(_common([settings(run) for run in runs])))
 
 
-def run_list(every: Sequence[Group]) -> str:
+def run_list(every: Sequence[SeedGroup]) -> str:
     """Return how each run ended and where it ran otherwise than the rest, then, folded, the common environment."""
     machines = [environment(run) for group in every for run in group.runs]
     apart = differing(machines)

@@ -1,4 +1,4 @@
-"""Trackers: what a run records also goes to TensorBoard, MLflow, or somebody of one's own, while it runs."""
+"""Trackers: what a run records also goes to TensorBoard, MLflow, or a tracker of your own, while it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Track", "Tracker", "Tracking", "check", "tracked"]
 
 #: What leaves its mark in a run folder, by the name of the tracker.
 _MARKS = {"tensorboard": "tensorboard", "mlflow": "mlflow.json"}
-#: Names of trackers with commas between them, or a list of names and trackers of one's own.
+#: Names of trackers with commas between them, or a list of names and trackers of your own.
 Track = str | Sequence[str | Tracker]
 
 
@@ -31,11 +31,11 @@ def check(track: Track, resumed: Path | None = None) -> list[Tracker]:
     Those that have tracked what is in the folder ``resumed`` go on.
     """
     asked = [name.strip() for name in track.split(",")] if isinstance(track, str) else list(track)
-    found: dict[str, Tracker] = {}
+    trackers: dict[str, Tracker] = {}
     for one in [*asked, *(tracked(resumed) if resumed else [])]:
-        tracker = one if not isinstance(one, str) else found.get(one) or _made(one)
-        found.setdefault(tracker.name, tracker)
-    return list(found.values())
+        tracker = one if not isinstance(one, str) else trackers.get(one) or _made(one)
+        trackers.setdefault(tracker.name, tracker)
+    return list(trackers.values())
 
 
 def _made(name: str) -> Tracker:

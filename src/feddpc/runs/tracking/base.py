@@ -15,7 +15,7 @@ SECONDS = 5.0
 
 
 class Tracker(Protocol):
-    """Somebody outside who is told what a run records. Whatever goes wrong there, the run goes on without it."""
+    """Sends what a run records somewhere else. If that fails, the run continues without it."""
 
     name: str
 
@@ -35,8 +35,8 @@ def values(record: dict[str, Any]) -> dict[str, float]:
     >>> values({"round": 3, "test_loss": 0.5, "train_loss": None, "participants": [4, 7], "mean_scale": 2.0})
     {'test_loss': 0.5, 'participants': 2.0, 'mean_scale': 2.0}
     """
-    found = {k: len(v) if isinstance(v, list) else v for k, v in record.items() if k != "round"}
-    return {k: float(v) for k, v in found.items() if isinstance(v, int | float) and math.isfinite(v)}
+    numbers = {k: len(v) if isinstance(v, list) else v for k, v in record.items() if k != "round"}
+    return {k: float(v) for k, v in numbers.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def dated(past: Sequence[dict[str, Any]], now: float) -> Iterator[tuple[dict[str, Any], float]]:

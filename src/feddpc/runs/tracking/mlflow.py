@@ -80,9 +80,9 @@ class MLflow:
         """Send what is left, what came out of the run, and how it ended."""
         self._send()
         if summary and all(m.step != summary["rounds"] for m in self._client.get_metric_history(self._id, "rounds")):
-            found = values({k: v for k, v in summary.items() if k != "seed"})
+            metrics = values({k: v for k, v in summary.items() if k != "seed"})
             now = int(1000 * time.time())
-            self._client.log_batch(self._id, [Metric(k, v, now, summary["rounds"]) for k, v in found.items()])
+            self._client.log_batch(self._id, [Metric(k, v, now, summary["rounds"]) for k, v in metrics.items()])
         self._client.set_terminated(self._id, _STATUS[summary["status"]] if summary else "KILLED")
 
     def _resumed(self, folder: Path) -> str | None:

@@ -23,10 +23,10 @@ def make() -> Tracker:
 
 
 class TensorBoard:
-    """Writes one event a round, with all its numbers.
+    """Writes one event per round, with all its numbers.
 
     Here and not in the thread of torch's SummaryWriter: a full disk is then an error of this call and no traceback
-    from elsewhere, and a round costs a tenth. A resumed run writes its file anew from the records, so that there are
+    from elsewhere, and a round costs a tenth. A resumed run writes its file again from the records, so that there are
     neither gaps, where a killed run had not yet written, nor rounds that come twice.
     """
 

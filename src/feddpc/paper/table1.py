@@ -9,14 +9,14 @@ from feddpc import methods, models
 from feddpc.data.specs import spec
 from feddpc.paper import presets, published
 from feddpc.report.table import Table
-from feddpc.runs.costs import POPULATION, Measured, measure
+from feddpc.runs.costs import POPULATION, MeasuredCosts, measure
 
 #: Local steps of a client in the small federation that is measured.
 STEPS = 2
 #: How far a measured ratio may be from the formula's and still be called the same.
 FACTOR = 2.0
 _LOCAL_HEADINGS = (
-    *("method", "paper", "operations", "of FedAvg's", "gradients a step"),
+    *("method", "paper", "operations", "of FedAvg's", "gradients per step"),
     *("work, paper", "measured", "agrees"),
 )
 _SERVER_HEADINGS = (
@@ -25,7 +25,7 @@ _SERVER_HEADINGS = (
 )
 _STATE = {"-": 0, "d": 1, "k'd": POPULATION}
 _LOCAL = (
-    "Operations: the paper's formula for this model, with m for a client of average size. Gradients a step are "
+    "Operations: the paper's formula for this model, with m for a client of average size. Gradients per step are "
     "measured; the paper's mnd is one. Vector work is the rest, as a multiple of FedAvg's: by the formula without mnd, "
     f"and by the numbers that vector operations touch in one round of {POPULATION} clients, both with {STEPS} steps. "
     "They agree if within a factor of two: one operation of the paper is one to three of ours."
@@ -38,7 +38,7 @@ _SERVER = (
 
 
 @cache
-def measured() -> dict[str, Measured]:
+def measured() -> dict[str, MeasuredCosts]:
     """Measure the methods of Table 1, each in one round of ten clients that make two steps."""
     return {name: measure(methods.create(name)) for name in published.TABLE1}
 
@@ -51,7 +51,7 @@ def parameters(data: str, scale: str) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def table1(data: str, scale: str) -> list[Table]:
+def tables(data: str, scale: str) -> list[Table]:
     """Return Table 1 for a data set: the clients' costs, and the server's."""
     config = presets.preset(data, scale=scale)
     d, n, k = parameters(data, scale), config.batch_size or 1, config.cohort

@@ -17,7 +17,7 @@ RESNET18 = 11_227_812
 METHODS = ("fedavg", "feddpc")
 
 
-class ServerStep:
+class ServerWorkload:
     """A model, the last global update and a cohort's updates, on a device, and server steps on them."""
 
     def __init__(self, d: int = RESNET18, m: int = 10, device: str = "cpu") -> None:
@@ -60,11 +60,11 @@ class ServerStep:
 def measure(d: int = RESNET18, m: int = 10, device: str = "cpu") -> list[dict[str, Any]]:
     """Measure FedAvg's and FedDPC's server step; what cannot run is an error in its row."""
     rows: list[dict[str, Any]] = []
-    step: ServerStep | None = None
+    step: ServerWorkload | None = None
     for name in METHODS:
         row: dict[str, Any] = {"way": methods.get(name).title, "parameters": d, "clients": m}
         try:
-            step = step or ServerStep(d, m, device)
+            step = step or ServerWorkload(d, m, device)
             rows.append(row | step.measure(step.of(name)))
         except Exception as error:  # too little memory, say: the other rows are still worth having
             rows.append(row | {"error": f"{type(error).__name__}: {error}".splitlines()[0]})

@@ -15,10 +15,10 @@ from typing import Any
 
 from feddpc.data import fetch
 from feddpc.errors import DataError
-from feddpc.paper import costs, documents, figures, plan, records, tables
+from feddpc.paper import documents, figures, planned_rows, records, table1, tables
 from feddpc.paper.claims import findings
-from feddpc.paper.study import Row, Study, all_runs, joined
-from feddpc.paper.study_spec import StudySpec
+from feddpc.paper.study import PaperRow, PaperStudy, all_runs, joined
+from feddpc.paper.study_spec import PaperSpec
 from feddpc.paper.tuned import Tuned, known, setting_of, winners
 from feddpc.paper.verdicts import Finding
 from feddpc.report.failures import noted
@@ -39,7 +39,7 @@ class Folders:
     results: Path  #: of the scale
 
     @classmethod
-    def of(cls, out: Path, spec: StudySpec) -> Folders:
+    def of(cls, out: Path, spec: PaperSpec) -> Folders:
         """Return the folders of a spec below ``out``."""
         return cls(out / spec.data, out / spec.data / spec.slug)
 
@@ -60,8 +60,8 @@ def require_data(names: Sequence[str]) -> None:
 
 
 def collect(
-    planned: Sequence[Row], folders: Folders, *, report_only: bool = False, **options: Any
-) -> tuple[list[Row], list[RunResult], float]:
+    planned: Sequence[PaperRow], folders: Folders, *, report_only: bool = False, **options: Any
+) -> tuple[list[PaperRow], list[RunResult], float]:
     """Run what is missing of the ``planned`` rows, with the ``options`` of :func:`run_study`.
 
     Return the rows with all runs that ended, the runs that did not end, and the seconds that running took.
@@ -82,7 +82,7 @@ def collect(
     return rows, [result for key, result in by_key.items() if key not in runs], spent
 
 
-def store_winners(spec: StudySpec, rows: Sequence[Row], folders: Folders) -> Tuned:
+def store_winners(spec: PaperSpec, rows: Sequence[PaperRow], folders: Folders) -> Tuned:
     """Store the best settings of a grid, next to those that are stored for other alphas and methods."""
     path = folders.base / "tuned.json"
     before = Tuned.read(path) if path.is_file() else Tuned("")
@@ -104,7 +104,7 @@ def store_winners(spec: StudySpec, rows: Sequence[Row], folders: Folders) -> Tun
 class Report:
     """The results of one call."""
 
-    study: Study
+    study: PaperStudy
     parts: tuple[str, ...]  #: those that were asked for
     missing: list[RunResult]  #: runs that have not ended
     paths: list[Path]
@@ -136,7 +136,7 @@ class Report:
 
 
 def reproduce(
-    spec: StudySpec,
+    spec: PaperSpec,
     parts: Sequence[str],
     folders: Folders,
     *,
@@ -150,17 +150,17 @@ def reproduce(
     ``workers`` and ``options`` go to :func:`run_study`; with ``report_only`` nothing is run.
     """
     options |= {"report_only": report_only, "workers": workers}
-    rows: list[Row] = []
+    rows: list[PaperRow] = []
     missing: list[RunResult] = []
     tuned, done, spent = known(spec.data, folders.base), tuple(parts), 0.0
     if grid:
-        rows, missing, spent = collect(plan.grid(spec), folders, **options)
+        rows, missing, spent = collect(planned_rows.grid(spec), folders, **options)
         done = ("grid", *parts)
     if any(result.status == "missing" for result in missing):
         done = ("grid",)  # an unfinished grid has no winners
     else:
         tuned = store_winners(spec, rows, folders) if grid else tuned
-        more, still_missing, seconds = collect(plan.rows(parts, spec, tuned), folders, **options)
+        more, still_missing, seconds = collect(planned_rows.rows(parts, spec, tuned), folders, **options)
         rows, missing, spent = [*rows, *more], [*missing, *still_missing], spent + seconds
     origin = {
         "settings": f"best on {spec.select}; {tuned.source}",
@@ -169,7 +169,7 @@ def reproduce(
     }
     if not report_only and workers is not None and workers.at_once > 1:
         origin["at_once"] = workers.at_once
-    study = Study(spec.data, spec.slug, spec.short, rows, origin)
+    study = PaperStudy(spec.data, spec.slug, spec.short, rows, origin)
     if (stored := folders.results / "records.json").is_file():
         study = joined(records.read(stored), study)  # keep the rows of earlier calls
     failures: list[str] = []
@@ -177,7 +177,7 @@ def reproduce(
 
 
 def write_results(
-    study: Study, parts: Sequence[str], folders: Folders, failures: list[str] | None = None
+    study: PaperStudy, parts: Sequence[str], folders: Folders, failures: list[str] | None = None
 ) -> list[Path]:
     """Write records, tables, figures and page of a study; return the paths that a person wants to see.
 
@@ -201,12 +201,12 @@ def write_results(
     return paths
 
 
-def write_table1(spec: StudySpec, folders: Folders) -> list[Table]:
+def write_table1(spec: PaperSpec, folders: Folders) -> list[Table]:
     """Write and return Table 1 of a data set, which needs neither runs nor data."""
     make_folder(folders.results)
-    made = costs.table1(spec.data, spec.scale)
-    _write_csv(made, folders.results)
-    return made
+    cost_tables = table1.tables(spec.data, spec.scale)
+    _write_csv(cost_tables, folders.results)
+    return cost_tables
 
 
 def _write_csv(some: Sequence[Table], folder: Path) -> None:
@@ -214,7 +214,7 @@ def _write_csv(some: Sequence[Table], folder: Path) -> None:
         replace_text(folder / f"{table.name}.csv", table.csv())
 
 
-def _notes(study: Study) -> list[str]:
+def _notes(study: PaperStudy) -> list[str]:
     """Return the notes at the top of the page."""
     missing = sum(len(row.missing) for row in study.rows)
     notes = [f"This is a shortened version of the paper's experiment: {study.short}."] if study.short else []

@@ -62,8 +62,8 @@ def check_server(address: str, ca: Path, timeout: float = 10.0) -> str:
             socket.create_connection((host, port), timeout=timeout) as plain,
             context.wrap_socket(plain, server_hostname=host) as secure,
         ):
-            found = secure.getpeercert() or {}
-            return f"{address} is who it says: certificate good until {found.get('notAfter')}, {secure.version()}"
+            certificate = secure.getpeercert() or {}
+            return f"{address} is who it says: certificate good until {certificate.get('notAfter')}, {secure.version()}"
     except ssl.SSLCertVerificationError as error:
         raise BadInputError(_untrusted(address, ca, error)) from None
     except ssl.SSLError as error:

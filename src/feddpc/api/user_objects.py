@@ -21,7 +21,7 @@ from feddpc.methods.base import Method
 
 
 @dataclass(frozen=True)
-class Own:
+class UserObjects:
     """What a caller brought along, and what that says in a configuration."""
 
     values: dict[str, Any]
@@ -29,15 +29,15 @@ class Own:
     parts: dict[str, Any]  #: what `feddpc.build.build` takes in place of what a configuration names
 
     @classmethod
-    def of(cls, *, data: Any, model: Any, method: Any, partition: Any, more: dict[str, Any]) -> Own:
+    def of(cls, *, data: Any, model: Any, method: Any, partition: Any, more: dict[str, Any]) -> UserObjects:
         """Take each thing as it is, by its name, or not at all (None); what of ``more`` is an object is taken out."""
-        learned, words = TaskParts.take(more)
+        task_parts, task_values = TaskParts.take(more)
         client_ids, options = more.pop("client_ids", None), more.get("data_options", {})
         named = {"data": str(data) if isinstance(data, Path) else data}
         named |= {"model": model, "method": method, "partition": partition}
         values: dict[str, Any] = {key: value for key, value in named.items() if isinstance(value, str)}
-        parts: dict[str, Any] = {} if learned == TaskParts() else {"own": learned}
-        made = None
+        parts: dict[str, Any] = {} if task_parts == TaskParts() else {"own": task_parts}
+        own_method = None
         if data is not None:
             parts["data"] = _dataset(data, client_ids, options)
             values.setdefault("data", parts["data"].name)
@@ -47,12 +47,12 @@ class Own:
             parts["module"] = _module(model)
             values["model"] = type(model).__name__
         if method is not None and not isinstance(method, str):
-            made = make_method(method)
-            values |= {"method": made.name, "hyper": made.hyper()}
+            own_method = make_method(method)
+            values |= {"method": own_method.name, "hyper": own_method.hyper()}
         if partition is not None and not isinstance(partition, str):
             parts["partition"] = _partition(partition)
             values |= {"partition": "given", "clients": len(parts["partition"])}
-        return cls(values | words, made, parts)
+        return cls(values | task_values, own_method, parts)
 
 
 def refuse_none(**things: Any) -> None:
@@ -72,11 +72,11 @@ def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
 
 
 def _dataset(data: Any, client_ids: Any, options: Mapping[str, Any]) -> Dataset:
-    made = _read(data, options)
+    read = _read(data, options)
     if client_ids is None:
-        return made
-    fields = {name: getattr(made, name) for name in ("name", "classes", "class_names", "target")}
-    return Dataset.from_arrays(made.x_train, made.y_train, made.x_test, made.y_test, client_ids=client_ids, **fields)
+        return read
+    fields = {name: getattr(read, name) for name in ("name", "classes", "class_names", "target")}
+    return Dataset.from_arrays(read.x_train, read.y_train, read.x_test, read.y_test, client_ids=client_ids, **fields)
 
 
 def _read(data: Any, options: Mapping[str, Any]) -> Dataset:
@@ -112,12 +112,12 @@ def _module(model: Any) -> nn.Module:
 
 def make_method(method: Any) -> Method:
     """Return a method that was given as an object or as a class; one without a name gets that of its class."""
-    made = method() if isinstance(method, type) and issubclass(method, Method) else method
-    if not isinstance(made, Method):
+    instance = method() if isinstance(method, type) and issubclass(method, Method) else method
+    if not isinstance(instance, Method):
         raise wrong_type("method", method, "a Method, its class or its name")
-    if not made.name:
-        type(made).name = type(made).__name__.lower()
-    return made
+    if not instance.name:
+        type(instance).name = type(instance).__name__.lower()
+    return instance
 
 
 def _partition(partition: Any) -> Partition:
@@ -127,6 +127,6 @@ def _partition(partition: Any) -> Partition:
     if not isinstance(partition, Iterable):
         raise wrong_type("partition", partition, wanted)
     lists = list(partition)
-    if lists and all(np.ndim(one) == 0 for one in lists):
+    if lists and all(np.ndim(entry) == 0 for entry in lists):
         raise BadInputError(f"partition is an array of {len(lists)} numbers: give {wanted}")
     return Partition.from_lists(lists)
