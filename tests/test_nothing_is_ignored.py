@@ -263,3 +263,19 @@ def test_a_schedule_over_the_rounds_of_a_run_says_how_to_go_on(tmp_path):
     with pytest.raises(RunFolderError, match=r"lr_schedule_options.*over.*2"):
         feddpc.simulate(**more)
     assert len(feddpc.simulate(**more, lr_schedule_options={"over": 2}).records) == 4
+
+
+def test_a_number_of_clients_beside_a_partition_is_refused():
+    with pytest.raises(BadInputError, match="clients = 5"):
+        feddpc.simulate(data="digits", partition=[[0, 1, 2], [5, 3, 4]], clients=5, cohort=2, rounds=1)
+    result = feddpc.simulate(data="digits", partition=[[0, 1, 2], [5, 3, 4]], clients=2, cohort=2, rounds=1)
+    assert result.config.clients == 2
+
+
+def test_a_refused_comparison_leaves_its_folder(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    given = {"data": "digits", "model": net, "rounds": 1, "seeds": [0], "out": tmp_path / "c"}
+    with pytest.raises(BadInputError, match="buffers"):
+        feddpc.compare(["fedavg"], **given, buffers="refuse")
+    assert not (tmp_path / "c").exists()
+    assert feddpc.compare(["fedavg"], **given, clients=20)

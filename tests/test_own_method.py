@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+import feddpc
 from feddpc import methods
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.errors import BadInputError
+from feddpc.methods.base import Method, Step
 from feddpc.quadratic import trajectory
 from support import Q4, run_rounds, small_setting
 
@@ -81,3 +83,38 @@ def test_registering_makes_it_known():
         assert methods.create("shortsteps", times=0.1).times == 0.1
     finally:
         methods.METHODS.entries.pop("shortsteps")
+
+
+class TestWhatAServerRuleReturns:
+    """A mistake in a method of one's own is named, and never trains something else in silence."""
+
+    @pytest.mark.parametrize("engine", ["loop", "stacked"])
+    @pytest.mark.parametrize(
+        ("made", "words"),
+        [
+            (lambda mean: None, "NoneType"),
+            (lambda mean: Step(mean.mean(), rate=1.0), "shape"),
+            (lambda mean: Step(mean.expand(2, -1), rate=1.0), "shape"),
+            (lambda mean: Step(mean, rate=1.0, notes={"round": torch.tensor(99.0)}), "round"),
+            (lambda mean: Step(mean, rate=1.0, notes={"test_accuracy": 1.0}), "test_accuracy"),
+            (lambda mean: Step(mean, rate=1.0, notes={"spread": torch.ones(3)}), "spread"),
+        ],
+    )
+    def test_is_checked(self, made, words, engine):
+        class Mistaken(Method):
+            name = "mistaken"
+
+            def aggregate(self, w, server, up, cohort):
+                return made(cohort.mean(up["delta"]))
+
+        with pytest.raises(BadInputError, match=f"mistaken.*{words}"):
+            feddpc.simulate(method=Mistaken(), rounds=1, clients=10, cohort=2, engine=engine)
+
+    def test_a_misspelt_hook_is_named(self):
+        with pytest.warns(UserWarning, match="aggregat is never called: did you mean aggregate"):
+
+            class Misspelt(Method):
+                name = "misspelt"
+
+                def aggregat(self, w, server, up, cohort):
+                    raise AssertionError

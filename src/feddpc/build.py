@@ -205,10 +205,12 @@ def make_planner(config: Config, task: NetworkTask, partition: Partition) -> Pla
     assert config.batch_size is not None
     if smallest > 1 and min(config.batch_size, int(partition.sizes.min())) < smallest:
         client = int(partition.sizes.argmin())
-        field = "batch_size = 1" if config.batch_size < smallest else f"client {client} has one sample"
+        field, remedy = f"client {client} has one sample", "have fewer clients, or set partition.min_size"
+        if config.batch_size < smallest:
+            field, remedy = "batch_size = 1", "raise batch_size"
         raise BadInputError(
-            f"{field}, but the model has a BatchNorm that needs two samples per batch: raise batch_size, leave such "
-            "clients out, or convert the model with feddpc.models.to_groupnorm"
+            f"{field}, but the model has a BatchNorm that needs two samples per batch: {remedy}, or convert the "
+            "model with feddpc.models.to_groupnorm"
         )
     uniforms = uniforms_of(task.transform)
     return Planner(partition, config.batch_size, config.epochs, config.seed, task.shift, uniforms, smallest)

@@ -39,6 +39,7 @@ def _complaint(key: str, value: Any, config: Config) -> str:
         return f"alpha = {value} and partition_options.alpha = {options['alpha']}: give one of them"
     if key == "client_test" and not config.evaluate_clients:
         return f"client_test = {value} counts only with evaluate_clients = true: set that too, or leave client_test out"
-    if key == "clients" and partition == "natural":
-        return f"clients = {value}, but the data are those of {config.clients} clients: give that, or leave clients out"
+    if key == "clients" and partition in ("natural", "given"):
+        whose = "the data are those of" if partition == "natural" else "the partition is that of"
+        return f"clients = {value}, but {whose} {config.clients} clients: give that, or leave clients out"
     return ""

@@ -103,7 +103,8 @@ def simulate(
         chosen = own.method or methods.create(config.method, **config.hyper)
         experiment = build(config, method=chosen, **own.parts)
         if not resume:
-            refuse_unused([(values, experiment.config)])
+            given = values if clients is None else values | {"clients": clients}
+            refuse_unused([(given, experiment.config)])
         how = {"out": folder, "resume": resume, "track": track, "on_round": on_round, "callbacks": callbacks}
         return result_of(_execute(experiment, chosen, progress, **how))
 

@@ -237,7 +237,8 @@ class AppArguments:
         """Return the arguments of ``strategy`` and ``server_app``, except the method."""
         experiment = self.experiment
         data, config = experiment.data, experiment.config
-        skip = ("method", "hyper", *EXECUTION_KEYS, *MAY_CHANGE)
+        # A network that measures statistics is refused anyway.
+        skip = ("method", "hyper", "buffers", *EXECUTION_KEYS, *MAY_CHANGE)
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),

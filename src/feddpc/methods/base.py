@@ -10,7 +10,9 @@ gradient.
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple
@@ -161,6 +163,15 @@ class Method:
     keeps_statistics: ClassVar[bool] = False
     #: The server's learning rate where none is set; None: that of the clients.
     usual_server_lr: ClassVar[float | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Warn of a function that looks like a misspelt hook: it would never be called."""
+        super().__init_subclass__(**options)
+        hooks = [name for name in dir(Method) if not name.startswith("_")] if cls.__bases__ != (object,) else []
+        for name, value in vars(cls).items():
+            if inspect.isfunction(value) and name not in hooks and not name.startswith("_"):
+                for hook in difflib.get_close_matches(name, hooks, n=1, cutoff=0.9):
+                    warnings.warn(f"{cls.__name__}.{name} is never called: did you mean {hook}?", stacklevel=2)
 
     # Once, before there is a federation.
 

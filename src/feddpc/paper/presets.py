@@ -20,6 +20,7 @@ PAPER: Mapping[str, Any] = {
     "clients": 100,
     "cohort": 10,
     "task": "classification",
+    "buffers": "average",
     "loss": "cross-entropy",
     "metrics": "accuracy",
     "partition": "dirichlet",

@@ -95,7 +95,7 @@ def _outputs(experiment: Experiment, method: Method, state: RunState) -> Tensor:
 
 
 def _memories(method: Method, state: RunState, ids: np.ndarray) -> State:
-    """Return what clients remember; those that have not taken part yet, what they would if they joined now."""
+    """Return what clients remember; those that have not taken part yet, what the global model has."""
     rows, new = state.clients.read(ids), ~state.clients.seen(ids)
     if rows and new.any():
         joined = method.init_client(method.evaluated(state.w, state.server))

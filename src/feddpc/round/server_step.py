@@ -11,10 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort, Method, State, Step
 from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.policies import Policies
 from feddpc.robust.defense import Defense
+
+#: What records have beside the notes of methods.
+RECORD_FIELDS = ("round", "train_loss", "seconds", "participants", "dropped", "rejected", "faults", "diverged")
+RECORD_PREFIXES = ("test_", "validation_")
 
 
 class StepOutcome(NamedTuple):
@@ -61,10 +66,30 @@ def server_step(
     elif privacy is not None:
         step = privacy.step(method, w, server, uploads, cohort)
     else:
-        step = method.aggregate(w, server, uploads, cohort)
+        step = check_step(method, method.aggregate(w, server, uploads, cohort), w)
     if step is not None and policies.optimizer is not None:
         step = optimized(step, policies.optimizer, server, cohort)
     return StepOutcome(kept, cohort, step, watched)
+
+
+def check_step(method: Method, step: Any, w: Tensor) -> Step:
+    """Return what the server rule of ``method`` returned, or say what is wrong with it."""
+    if not isinstance(step, Step):
+        raise BadInputError(
+            f"{method.name}: aggregate or combine returned {type(step).__name__}: return Step(update, rate=...)"
+        )
+    shape = tuple(getattr(step.update, "shape", ()))
+    if shape != tuple(w.shape):
+        raise BadInputError(
+            f"{method.name}: the update of its Step has shape {shape}, but the model {tuple(w.shape)}: return one "
+            "vector, such as cohort.mean(up['delta'])"
+        )
+    for name, value in step.notes.items():
+        if name in RECORD_FIELDS or name.startswith(RECORD_PREFIXES):
+            raise BadInputError(f"{method.name}: a note cannot be called {name!r}, as records have that: rename it")
+        if not isinstance(value, int | float) and getattr(value, "numel", lambda: 0)() != 1:
+            raise BadInputError(f"{method.name}: the note {name!r} is not one number: give its mean, or leave it out")
+    return step
 
 
 def optimized(step: Step, optimizer: ServerOptimizer, server: State, cohort: Cohort) -> Step:
@@ -82,7 +107,7 @@ def _robust_step(
     rows, notes = (uploads, {}) if whole else method.transform(server, uploads, cohort)
     chosen, accepted = defense.apply_rule({key: stacked(value) for key, value in rows.items()}, cohort.steps != 0)
     combine = method.aggregate if whole else method.combine
-    step = combine(w, server, accepted, cohort if bool(chosen.all()) else cohort.select(chosen))
+    step = check_step(method, combine(w, server, accepted, cohort if bool(chosen.all()) else cohort.select(chosen)), w)
     return replace(step, notes={**step.notes, **notes}), chosen
 
 

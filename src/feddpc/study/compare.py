@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,7 @@ def run_comparison(
     if out is not None:
         _refuse_folder(out, resume)
     runs = _plan_runs(plan, own, out)  # raises what is wrong before anything is written
+    is_new = out is not None and is_blank(out)
     if out is not None:
         claim(out, plan, extend=extend, runs=[run.name for run in runs.values()])
         remedy = "finished runs keep their results; for new ones choose another --out"
@@ -143,7 +145,12 @@ def run_comparison(
     engine = next((run.begun_with for run in runs.values() if run.begun_with), None) if timed else None
     compile: Compile | None = None
     first_key, *rest = runs
-    first = execute_run(first_key, listener, engine, compile)
+    try:
+        first = execute_run(first_key, listener, engine, compile)
+    except BadInputError:
+        if out is not None and is_new and not is_run(out / runs[first_key].name):
+            _withdraw(out)
+        raise
     if first and timed:  # all others use its engine and its compiler, so that seconds can be compared
         engine, compile = first.config.engine, first.config.compile
     listeners = [listener.another() if listener and at_once > 1 else listener for _ in rest]
@@ -194,6 +201,14 @@ def _plan_runs(plan: StudyPlan, own: ComparisonParts, out: Path | None) -> dict[
     if len({run.name for run in runs.values()}) < len(runs):
         raise BadInputError(f"methods = {', '.join(plan.methods)}: two of them have the same name")
     return runs
+
+
+def _withdraw(out: Path) -> None:
+    """Leave a folder empty again whose first run was refused, so that the corrected comparison can have it."""
+    with suppress(OSError):
+        for path in out.iterdir():
+            path.unlink() if path.is_file() else path.rmdir()
+        out.rmdir()
 
 
 def _refuse_folder(out: Path, resume: bool) -> None:

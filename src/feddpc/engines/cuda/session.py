@@ -18,7 +18,7 @@ from feddpc.engines.cuda.compiling import Compiled
 from feddpc.engines.cuda.training import Lanes, Stack, Training
 from feddpc.methods.base import ClientContext, Cohort, Method, State
 from feddpc.population import placed
-from feddpc.round.server_step import optimized
+from feddpc.round.server_step import check_step, optimized
 from feddpc.round.state import numbers
 from feddpc.tasks.base import BatchIndices
 
@@ -206,7 +206,7 @@ class Session:
         up, new_own = vmap(finish)(self.y, i.own, i.steps)
         losses = self.total / i.steps.clamp(min=1)
         good = torch.stack([t.isfinite().all() for t in (*up.values(), *new_own.values(), losses)]).all()
-        step = self.method.aggregate(self.w, self.server, up, self._cohort())
+        step = check_step(self.method, self.method.aggregate(self.w, self.server, up, self._cohort()), self.w)
         if (optimizer := self.experiment.policies.optimizer) is not None:
             step = optimized(step, optimizer, self.server, self._cohort())
         w = step.apply_(self.w.clone())
