@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from feddpc import methods, models, sampling
 from feddpc.config import Config
-from feddpc.data import Dataset, load, schemes
+from feddpc.data import Dataset, names, schemes
+from feddpc.data.array_checks import Target
 from feddpc.data.batches import Planner
+from feddpc.data.loading import load_as
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler, default_scaling, make_scaler
 from feddpc.errors import BadInputError, wrong_type
@@ -49,7 +51,7 @@ def build(
     own: TaskParts | None = None,
 ) -> Experiment:
     """Return the experiment that ``config`` asks for; the other arguments replace what it names."""
-    data = data or load(config.data, **config.data_options)
+    data = data or load_as(targets_of(config.task, own), config.data, config.data_options)
     config = resolve(config, data, method=method, module=module, partition=partition, own=own)
     return construct(config, data, module=module, partition=partition, own=own)
 
@@ -220,6 +222,18 @@ def task_class(name: str, own: TaskParts) -> type[NetworkTask]:
     return found
 
 
+def targets_of(task: Any, own: TaskParts | None = None) -> Any:
+    """Return the kind of targets that a task learns; None where that follows from the data.
+
+    >>> targets_of("regression"), targets_of("auto")
+    ('floats', None)
+    """
+    if own is not None and own.task is not None:
+        return own.task.target or None
+    known = isinstance(task, str) and (task in TASKS.entries or is_code(task))
+    return task_class(task, TaskParts()).target or None if known else None
+
+
 def dtype_of(precision: str) -> torch.dtype:
     """Return the type of the model's numbers."""
     return torch.float64 if precision == "float64" else torch.float32
@@ -328,7 +342,7 @@ def resolve_task(config: Config, own: TaskParts, target: str, data: str) -> dict
     if task.target and task.target != target:
         raise BadInputError(
             f"task = {name!r} needs targets of kind {task.target}, but those of {data} are {target}: leave task out, "
-            f"or give the data with target={task.target!r}"
+            f"or {_target_remedy(config, task.target)}"
         )
     loss = task.usual_loss or "auto" if config.loss == "auto" and own.loss is None else config.loss
     if target not in TARGETS.get(loss, (target,)):
@@ -338,6 +352,16 @@ def resolve_task(config: Config, own: TaskParts, target: str, data: str) -> dict
         )
     metrics = config.metrics or ",".join(task.measured)
     return {"task": name, "loss": loss, "metrics": metrics}
+
+
+def _target_remedy(config: Config, wanted: str) -> str:
+    """Say how the data of a configuration are given with targets of another kind."""
+    for option in ("kind", "target"):  # of tables, and of arrays
+        if config.data_options.get(option) in get_args(Target):
+            return f"leave {option} out of data_options"
+    if config.data in names():
+        return "choose other data"
+    return f"make the data set with Dataset.from_arrays(..., target={wanted!r})"
 
 
 def largest_shift(data: Dataset) -> int:

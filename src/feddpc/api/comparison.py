@@ -96,7 +96,8 @@ def compare(
     given = {"clients": clients, "rounds": rounds, "cohort": cohort, "server_lr": server_lr}
     given |= one_rate(more, client_lr) | own.values
     overrides.values |= {key: value for key, value in given.items() if value is not None}
-    if isinstance(data, str | Path) and own.parts["data"].client_ids is None:
+    own_task = "own" in own.parts and own.parts["own"].task is not None  # which may say how the data are read
+    if isinstance(data, str | Path) and own.parts["data"].client_ids is None and not own_task:
         del own.parts["data"]  # it is loaded by its name, once for all comparisons of this process
     things = ComparisonParts(own.parts, {name: method for name, (_, method) in labels.items() if method is not None})
     display, stop = make_display(progress), Stop()
