@@ -33,7 +33,7 @@ from feddpc.privacy.mechanism import check as check_privacy
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.host_samples import is_mapped
-from feddpc.tasks.kinds import BY_TARGET, TASKS
+from feddpc.tasks.kinds import BY_TARGET, TASKS, is_task
 from feddpc.tasks.losses import LOSSES, TARGETS
 from feddpc.tasks.measures import FUNCTIONS, Measure, measure_of
 from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
@@ -142,8 +142,10 @@ class TaskParts:
         for name in ("task", "loss", "transform"):
             if name in values and not isinstance(values[name], str):
                 part = parts[name] = values.pop(name)
+                if name == "task" and not is_task(part):
+                    raise _not_a_task(part)
                 if not callable(part):
-                    raise wrong_type(name, part, "a function, or a name" if name != "task" else "a class, or a name")
+                    raise wrong_type(name, part, "a function, or a name")
                 words[name] = describe(part)
         metrics = values.get("metrics")
         if metrics is not None and not isinstance(metrics, str):
@@ -151,6 +153,13 @@ class TaskParts:
             parts["metrics"] = tuple(measure_of(one) for one in wanted)
             words["metrics"] = ",".join(map(_metric_name, wanted, parts["metrics"]))
         return cls(**parts), words
+
+
+def _not_a_task(part: Any) -> BadInputError:
+    kind = type(part)
+    if is_task(kind):
+        return BadInputError(f"task is an instance of {kind.__name__}: give the class, task={kind.__name__}")
+    return wrong_type("task", part, "a subclass of feddpc.tasks.NetworkTask, or a name")
 
 
 def _metric_name(wanted: Any, measure: Measure) -> str:
@@ -255,7 +264,7 @@ def named_loss(name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 def named_metrics(names: str) -> tuple[Any, ...]:
     """Return metrics by their names, which commas separate: known, registered, or in files."""
-    return tuple(FUNCTIONS.get(n) if n in FUNCTIONS.entries or is_code(n) else n for n in _listed(names))
+    return tuple(FUNCTIONS.get(n) if is_code(n) else n for n in _listed(names))
 
 
 def _listed(names: str) -> list[str]:

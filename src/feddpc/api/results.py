@@ -22,7 +22,7 @@ from feddpc.report import figures, page, tables
 from feddpc.runs.record import StoredRun, environment, load
 from feddpc.runs.rerun import RerunReport
 from feddpc.runs.runner import Outcome
-from feddpc.tasks.metrics import Metric
+from feddpc.tasks.metrics import ACCURACY, Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,6 +61,9 @@ class Result:
 
     def curve(self, name: str) -> Floats:
         """Return one value per round, NaN where there is none: ``test_accuracy``, ``train_loss``, a method's note."""
+        names = {key for r in self.records for key, value in r.items() if isinstance(value, int | float | None)}
+        if self.records and name not in names:
+            raise unknown("curve", name, names)
         return np.array([np.nan if r.get(name) is None else r[name] for r in self.records], dtype=np.float64)
 
     def frame(self, columns: Sequence[str] | None = None) -> DataFrame:
@@ -96,7 +99,10 @@ class Result:
 
     @property
     def test_accuracy(self) -> Floats:
-        """Test accuracy after every round, from 0 to 1."""
+        """Test accuracy after every round, from 0 to 1; refused where no accuracy is measured."""
+        if ACCURACY.name not in {metric.name for metric in self.stored.metrics}:
+            key = self.primary.key()
+            raise BadInputError(f"test_accuracy: this run measures no accuracy: use curve({key!r}), its primary metric")
         return self.curve("test_accuracy")
 
     @property
