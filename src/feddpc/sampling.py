@@ -71,8 +71,8 @@ def make(
     invite = scheme(pool, **options)
     if not callable(invite):
         raise BadInputError(
-            f"sampler {name!r} returns {type(invite).__name__}: it must return a function of the round, which returns the "
-            "invited clients"
+            f"sampler {name!r} returns {type(invite).__name__}: it must return a function of the round, which returns "
+            "the invited clients"
         )
     return Sampler(pool, check_probability("dropout", dropout, one=False), invite)
 

@@ -40,7 +40,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 
 #: The class that things of a kind are subclasses of.
-BASES: dict[str, type] = {"method": Method, "task": NetworkTask, "engine": Engine}
+BASES: dict[str, type[Any]] = {"method": Method, "task": NetworkTask, "engine": Engine}
 #: How many arguments the functions of a kind get by their place, and what such a function is.
 FUNCTIONS_OF = {
     "sampler": (1, "a function of the pool of clients that returns a function of the round"),
@@ -102,8 +102,10 @@ def register(kind: str, name: str, thing: Any = None) -> Any:
     if thing is None:
         return functools.partial(register, kind, name)
     if kind in BASES:
-        if not (isinstance(thing, type) and issubclass(thing, BASES[kind])):
-            raise wrong_type(kind, thing, f"a subclass of {BASES[kind].__module__}.{BASES[kind].__name__}")
+        base = BASES[kind]
+        fits = isinstance(thing, type) and issubclass(thing, base)
+        if not fits:
+            raise wrong_type(kind, thing, f"a subclass of {base.__module__}.{base.__name__}")
         if kind == "method":
             thing.name = thing.name or name
         if kind == "engine" and "name" not in vars(thing):
