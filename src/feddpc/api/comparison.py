@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,8 @@ def compare(
             callbacks=callbacks,
         )
     results = {(labels[name][0], seed): result_of(outcome) for (name, seed), outcome in outcomes.items()}
+    recorded = frozenset(name for result in results.values() for name in result.recorded)
+    results = {key: replace(result, elsewhere=recorded) for key, result in results.items()}
     return Comparison(results, len(labels) * len(numbers), folder)
 
 

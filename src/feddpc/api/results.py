@@ -46,6 +46,9 @@ class Result:
     stored: StoredRun = field(compare=False)  #: what reports read of a run
     module: nn.Module = field(compare=False)  #: the network that was trained; its weights are not the result
 
+    #: What other runs of its comparison record: curves that are NaN here
+    elsewhere: frozenset[str] = field(default=frozenset(), compare=False, kw_only=True)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {'; '.join(self._facts())}>"
 
@@ -61,10 +64,15 @@ class Result:
 
     def curve(self, name: str) -> Floats:
         """Return one value per round, NaN where there is none: ``test_accuracy``, ``train_loss``, a method's note."""
-        names = {key for r in self.records for key, value in r.items() if isinstance(value, int | float | None)}
-        if self.records and name not in names:
-            raise unknown("curve", name, names)
+        if self.records and name not in self.recorded | self.elsewhere:
+            raise unknown("curve", name, self.recorded | self.elsewhere)
         return np.array([np.nan if r.get(name) is None else r[name] for r in self.records], dtype=np.float64)
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """The names of all numbers that rounds of this run record."""
+        rounds = (record.items() for record in self.records)
+        return frozenset(key for items in rounds for key, value in items if isinstance(value, int | float | None))
 
     def frame(self, columns: Sequence[str] | None = None) -> DataFrame:
         """Return a pandas DataFrame with one row per round, and a column for all that is recorded.
