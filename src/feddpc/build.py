@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from feddpc import methods, models, sampling
 from feddpc.config import Config
-from feddpc.data import Dataset, load, schemes
+from feddpc.data import Dataset, names, schemes
+from feddpc.data.array_checks import Target
 from feddpc.data.batches import Planner
+from feddpc.data.loading import load_as
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler, default_scaling, make_scaler
 from feddpc.errors import BadInputError, wrong_type
@@ -31,7 +33,7 @@ from feddpc.privacy.mechanism import check as check_privacy
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
 from feddpc.tasks.host_samples import is_mapped
-from feddpc.tasks.kinds import BY_TARGET, TASKS
+from feddpc.tasks.kinds import BY_TARGET, TASKS, is_task
 from feddpc.tasks.losses import LOSSES, TARGETS
 from feddpc.tasks.measures import FUNCTIONS, Measure, measure_of
 from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
@@ -49,7 +51,7 @@ def build(
     own: TaskParts | None = None,
 ) -> Experiment:
     """Return the experiment that ``config`` asks for; the other arguments replace what it names."""
-    data = data or load(config.data, **config.data_options)
+    data = data or load_as(targets_of(config.task, own), config.data, config.data_options)
     config = resolve(config, data, method=method, module=module, partition=partition, own=own)
     return construct(config, data, module=module, partition=partition, own=own)
 
@@ -140,8 +142,10 @@ class TaskParts:
         for name in ("task", "loss", "transform"):
             if name in values and not isinstance(values[name], str):
                 part = parts[name] = values.pop(name)
+                if name == "task" and not is_task(part):
+                    raise _not_a_task(part)
                 if not callable(part):
-                    raise wrong_type(name, part, "a function, or a name" if name != "task" else "a class, or a name")
+                    raise wrong_type(name, part, "a function, or a name")
                 words[name] = describe(part)
         metrics = values.get("metrics")
         if metrics is not None and not isinstance(metrics, str):
@@ -149,6 +153,13 @@ class TaskParts:
             parts["metrics"] = tuple(measure_of(one) for one in wanted)
             words["metrics"] = ",".join(map(_metric_name, wanted, parts["metrics"]))
         return cls(**parts), words
+
+
+def _not_a_task(part: Any) -> BadInputError:
+    kind = type(part)
+    if is_task(kind):
+        return BadInputError(f"task is an instance of {kind.__name__}: give the class, task={kind.__name__}")
+    return wrong_type("task", part, "a subclass of feddpc.tasks.NetworkTask, or a name")
 
 
 def _metric_name(wanted: Any, measure: Measure) -> str:
@@ -222,6 +233,18 @@ def task_class(name: str, own: TaskParts) -> type[NetworkTask]:
     return found
 
 
+def targets_of(task: Any, own: TaskParts | None = None) -> Any:
+    """Return the kind of targets that a task learns; None where that follows from the data.
+
+    >>> targets_of("regression"), targets_of("auto")
+    ('floats', None)
+    """
+    if own is not None and own.task is not None:
+        return own.task.target or None
+    known = isinstance(task, str) and (task in TASKS.entries or is_code(task))
+    return task_class(task, TaskParts()).target or None if known else None
+
+
 def dtype_of(precision: str) -> torch.dtype:
     """Return the type of the model's numbers."""
     return torch.float64 if precision == "float64" else torch.float32
@@ -243,7 +266,7 @@ def named_loss(name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 def named_metrics(names: str) -> tuple[Any, ...]:
     """Return metrics by their names, which commas separate: known, registered, or in files."""
-    return tuple(FUNCTIONS.get(n) if n in FUNCTIONS.entries or is_code(n) else n for n in _listed(names))
+    return tuple(FUNCTIONS.get(n) if is_code(n) else n for n in _listed(names))
 
 
 def _listed(names: str) -> list[str]:
@@ -330,7 +353,7 @@ def resolve_task(config: Config, own: TaskParts, target: str, data: str) -> dict
     if task.target and task.target != target:
         raise BadInputError(
             f"task = {name!r} needs targets of kind {task.target}, but those of {data} are {target}: leave task out, "
-            f"or give the data with target={task.target!r}"
+            f"or {_target_remedy(config, task.target)}"
         )
     loss = task.usual_loss or "auto" if config.loss == "auto" and own.loss is None else config.loss
     if target not in TARGETS.get(loss, (target,)):
@@ -340,6 +363,16 @@ def resolve_task(config: Config, own: TaskParts, target: str, data: str) -> dict
         )
     metrics = config.metrics or ",".join(task.measured)
     return {"task": name, "loss": loss, "metrics": metrics}
+
+
+def _target_remedy(config: Config, wanted: str) -> str:
+    """Say how the data of a configuration are given with targets of another kind."""
+    for option in ("kind", "target"):  # of tables, and of arrays
+        if config.data_options.get(option) in get_args(Target):
+            return f"leave {option} out of data_options"
+    if config.data in names():
+        return "choose other data"
+    return f"make the data set with Dataset.from_arrays(..., target={wanted!r})"
 
 
 def largest_shift(data: Dataset) -> int:

@@ -7,6 +7,17 @@ import errno
 from collections.abc import Iterable
 from pathlib import Path
 
+#: What other libraries call things, and their names here.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "local_epochs": "epochs",
+    "dataset": "data",
+    "momentum": "client_optimizer",
+    "weight_decay": "client_optimizer",
+}
+
 
 class FeddpcError(Exception):
     """Base of every error a user can cause; the command line prints it without a traceback and exits with 2."""
@@ -36,6 +47,8 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> BadInputError:
     """
     names = sorted(choices)
     near = difflib.get_close_matches(value.lower(), names, n=2, cutoff=0.6)
+    if SYNONYMS.get(value.lower()) in names:
+        near = [SYNONYMS[value.lower()]]
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
     return BadInputError(f"unknown {kind} {value!r}: {hint}Valid: {', '.join(names)}")
 

@@ -132,6 +132,13 @@ class Registry(Generic[T]):
             for n, thing in vars(module).items()
             if getattr(thing, "__module__", None) == module.__name__ and self.accepts(thing)
         }
+        if wanted and not builders:
+            others = _defined(module)
+            what = f"what {file} defines as {wanted!r} is none" if wanted in others else f"{file} defines no {wanted!r}"
+            raise BadInputError(
+                f"{self.kind} {name!r}: {what} (it defines {', '.join(others) or 'nothing'}): correct the name, or add "
+                f"a function or class that is a {self.kind}"
+            )
         if wanted and wanted not in builders:
             raise unknown(f"{self.kind} in {file}", wanted, builders)
         if not wanted and len(builders) != 1:
@@ -186,6 +193,17 @@ def refuse_code(folder: Path, names: Iterable[str], asked: Iterable[str]) -> Non
                 f"{folder} names code, {name}, which would be run: read it first, and if you want to run it, name it "
                 "yourself with the flag of that key, such as --method, --model or --loss"
             )
+
+
+def _defined(module: types.ModuleType) -> list[str]:
+    """Return the public names that a file gives to things of its own; imported ones are not among them."""
+    return [
+        name
+        for name, thing in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(thing, types.ModuleType)
+        and getattr(thing, "__module__", module.__name__) == module.__name__
+    ]
 
 
 def _origin(thing: object) -> str:

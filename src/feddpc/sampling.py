@@ -68,7 +68,13 @@ def make(
     if check_int("cohort", cohort, 1) > population:
         raise BadInputError(f"cohort = {cohort} of population = {population}: take a cohort of at most {population}")
     pool = ClientPool(int(population), int(cohort), seed, sizes)
-    return Sampler(pool, check_probability("dropout", dropout, one=False), scheme(pool, **options))
+    invite = scheme(pool, **options)
+    if not callable(invite):
+        raise BadInputError(
+            f"sampler {name!r} returns {type(invite).__name__}: it must return a function of the round, which returns "
+            "the invited clients"
+        )
+    return Sampler(pool, check_probability("dropout", dropout, one=False), invite)
 
 
 def _bernoulli(pool: ClientPool) -> Invite:

@@ -276,3 +276,21 @@ def test_npz_with_ids_that_do_not_fit(tmp_path):
     np.savez(tmp_path / "d.npz", x_train=x, y_train=y, x_test=x, y_test=y, client_ids=[1, 2])
     with pytest.raises(BadInputError, match="client_ids"):
         data.load(tmp_path / "d.npz")
+
+
+@pytest.mark.parametrize("inputs", ["b,a", "b, a", ["b", "a"]])
+def test_inputs_are_a_list_or_a_text_with_commas(inputs, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,c,y\n" + "1,2,3,0\n4,5,6,1\n" * 5)
+    assert readers.read_table(path, target="y", inputs=inputs).x_train[0].tolist() in ([2, 1], [5, 4])
+    assert readers.read_table(path, target="y", inputs="c").sample_shape == (1,)
+    with pytest.raises(BadInputError, match="'area'"):
+        readers.read_table(path, target="y", inputs="area,b")
+
+
+def test_a_column_with_a_comma_in_its_name_is_found(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('"a,b",y\n' + "1,0\n2,1\n" * 5)
+    assert readers.read_table(path, target="y", inputs="a,b").sample_shape == (1,)
+    rows = Rows({"a,b": np.ones((10, 3)), "y": np.arange(10) % 2})
+    assert readers.from_hugging_face(rows, inputs="a,b", target="y", test=0.2).sample_shape == (3,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def compare(
     given = {"clients": clients, "rounds": rounds, "cohort": cohort, "server_lr": server_lr}
     given |= one_rate(more, client_lr) | own.values
     overrides.values |= {key: value for key, value in given.items() if value is not None}
-    if isinstance(data, str | Path) and own.parts["data"].client_ids is None:
+    own_task = "own" in own.parts and own.parts["own"].task is not None  # which may say how the data are read
+    if isinstance(data, str | Path) and own.parts["data"].client_ids is None and not own_task:
         del own.parts["data"]  # it is loaded by its name, once for all comparisons of this process
     things = ComparisonParts(own.parts, {name: method for name, (_, method) in labels.items() if method is not None})
     display, stop = make_display(progress), Stop()
@@ -114,6 +116,8 @@ def compare(
             callbacks=callbacks,
         )
     results = {(labels[name][0], seed): result_of(outcome) for (name, seed), outcome in outcomes.items()}
+    recorded = frozenset(name for result in results.values() for name in result.recorded)
+    results = {key: replace(result, elsewhere=recorded) for key, result in results.items()}
     return Comparison(results, len(labels) * len(numbers), folder)
 
 

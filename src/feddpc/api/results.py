@@ -22,7 +22,7 @@ from feddpc.report import figures, page, tables
 from feddpc.runs.record import StoredRun, environment, load
 from feddpc.runs.rerun import RerunReport
 from feddpc.runs.runner import Outcome
-from feddpc.tasks.metrics import Metric
+from feddpc.tasks.metrics import ACCURACY, Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +46,9 @@ class Result:
     stored: StoredRun = field(compare=False)  #: what reports read of a run
     module: nn.Module = field(compare=False)  #: the network that was trained; its weights are not the result
 
+    #: What other runs of its comparison record: curves that are NaN here
+    elsewhere: frozenset[str] = field(default=frozenset(), compare=False, kw_only=True)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {'; '.join(self._facts())}>"
 
@@ -61,7 +64,15 @@ class Result:
 
     def curve(self, name: str) -> Floats:
         """Return one value per round, NaN where there is none: ``test_accuracy``, ``train_loss``, a method's note."""
+        if self.records and name not in self.recorded | self.elsewhere:
+            raise unknown("curve", name, self.recorded | self.elsewhere)
         return np.array([np.nan if r.get(name) is None else r[name] for r in self.records], dtype=np.float64)
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """The names of all numbers that rounds of this run record."""
+        rounds = (record.items() for record in self.records)
+        return frozenset(key for items in rounds for key, value in items if isinstance(value, int | float | None))
 
     def frame(self, columns: Sequence[str] | None = None) -> DataFrame:
         """Return a pandas DataFrame with one row per round, and a column for all that is recorded.
@@ -96,7 +107,10 @@ class Result:
 
     @property
     def test_accuracy(self) -> Floats:
-        """Test accuracy after every round, from 0 to 1."""
+        """Test accuracy after every round, from 0 to 1; refused where no accuracy is measured."""
+        if ACCURACY.name not in {metric.name for metric in self.stored.metrics}:
+            key = self.primary.key()
+            raise BadInputError(f"test_accuracy: this run measures no accuracy: use curve({key!r}), its primary metric")
         return self.curve("test_accuracy")
 
     @property

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from feddpc.build import TaskParts
-from feddpc.data import Dataset, load
-from feddpc.data.loading import check_options
+from feddpc.build import TaskParts, targets_of
+from feddpc.data import Dataset
+from feddpc.data.array_checks import Target
+from feddpc.data.loading import check_options, load_as
 from feddpc.data.partition import Partition
 from feddpc.data.readers import from_hugging_face, from_torch
 from feddpc.errors import BadInputError, wrong_type
@@ -39,7 +40,8 @@ class UserObjects:
         parts: dict[str, Any] = {} if task_parts == TaskParts() else {"own": task_parts}
         own_method = None
         if data is not None:
-            parts["data"] = _dataset(data, client_ids, options)
+            targets = targets_of(more.get("task"), task_parts)
+            parts["data"] = _dataset(data, client_ids, targets, options)
             values.setdefault("data", parts["data"].name)
         elif client_ids is not None:
             raise BadInputError("client_ids says who holds each training sample of data: give data too")
@@ -71,28 +73,32 @@ def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
     return {**values, "lr": client_lr}
 
 
-def _dataset(data: Any, client_ids: Any, options: Mapping[str, Any]) -> Dataset:
-    read = _read(data, options)
+def _dataset(data: Any, client_ids: Any, targets: Target | None, options: Mapping[str, Any]) -> Dataset:
+    read = _read(data, targets, options)
     if client_ids is None:
         return read
     fields = {name: getattr(read, name) for name in ("name", "classes", "class_names", "target")}
     return Dataset.from_arrays(read.x_train, read.y_train, read.x_test, read.y_test, client_ids=client_ids, **fields)
 
 
-def _read(data: Any, options: Mapping[str, Any]) -> Dataset:
-    """Return a data set by its name, or made of arrays, of torch data sets or of one of Hugging Face."""
+def _read(data: Any, targets: Target | None, options: Mapping[str, Any]) -> Dataset:
+    """Return a data set by its name, or made of arrays, of torch data sets or of one of Hugging Face.
+
+    ``targets`` is the kind of targets to read, unless ``options`` name one.
+    """
     if isinstance(data, Dataset):
         if options:
             raise BadInputError(f"data_options = {dict(options)}: a Dataset is read already: leave them out")
         return data
     if isinstance(data, str | Path):
-        return load(data, **options)
+        return load_as(targets, data, options)
     if hasattr(data, "column_names"):
         check_options("a data set of Hugging Face", from_hugging_face, options)
-        return from_hugging_face(data, **options)
+        return from_hugging_face(data, **{"kind": targets, **options})
     if not isinstance(data, Sequence):
         raise wrong_type("data", data, "a name, a path, a Dataset, (x_train, y_train, x_test, y_test) or (train, test)")
     check_options("data", Dataset.from_arrays, options)
+    options = {"target": targets, **options}
     if len(data) == 2:
         return from_torch(*data, **options)
     if len(data) != 4:

@@ -117,9 +117,10 @@ def partition(
     as_json: flags.Json = False,
 ) -> None:
     """Split the data among clients, print a summary and draw a picture of clients by classes, if there are any."""
-    from feddpc.build import resolve
+    from feddpc.build import resolve, targets_of
     from feddpc.config import Config
-    from feddpc.data import load, schemes
+    from feddpc.data import schemes
+    from feddpc.data.loading import load_as
     from feddpc.report import partition_picture
     from feddpc.storage import explain_os_errors
     from feddpc.unused import refuse_unused
@@ -128,7 +129,7 @@ def partition(
     if out.suffix.lower() != ".png":
         raise BadInputError(f"--out {out}: the picture is a PNG, name it so")
     asked = overrides.config(Config.method)
-    source = load(asked.data, **asked.data_options)
+    source = load_as(targets_of(asked.task), asked.data, asked.data_options)
     wanted = resolve(asked, source)
     refuse_unused([(overrides.values, wanted)])
     name, options = wanted.partition, wanted.partition_options

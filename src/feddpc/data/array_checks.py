@@ -103,10 +103,13 @@ def _class_targets(y: Array, field: str) -> Array:
     if not np.issubdtype(y.dtype, np.integer):
         raise DataError(
             f"{field} has type {y.dtype} (first value {y[0]}): labels are integers, 0 to classes - 1; convert them, or "
-            'give target="floats" for numbers to be predicted'
+            'give task="regression" (of a Dataset target="floats") for numbers to be predicted'
         )
     if y.max() >= MAX_CLASSES:
-        raise DataError(f"{field}[{y.argmax()}] is {y.max()}: class numbers are 0 or larger and below {MAX_CLASSES}")
+        raise DataError(
+            f"{field}[{y.argmax()}] is {y.max()}: class numbers are 0 or larger and below {MAX_CLASSES}; give "
+            'task="regression" (of a Dataset target="floats") for numbers to be predicted'
+        )
     return y.astype(np.int64)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddpc.data import embedded
+from feddpc.data.array_checks import Target
 from feddpc.data.dataset import Dataset
 from feddpc.data.specs import SPECS
 from feddpc.data.untrusted import read_npz
@@ -34,7 +35,10 @@ def is_own(name: str) -> bool:
 
 
 def load(
-    name_or_path: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None, **options: Any
+    name_or_path: str | os.PathLike[str],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    **options: Any,
 ) -> Dataset:
     """Return a data set by name, or from a path.
 
@@ -47,21 +51,36 @@ def load(
     >>> load("digits")
     Dataset('digits', 10 classes, sample 8x8x1 uint8, 1438 train, 359 test)
     """
+    return load_as(None, name_or_path, options, cache=cache)
+
+
+def load_as(
+    targets: Target | None,
+    name_or_path: str | os.PathLike[str],
+    options: Mapping[str, Any],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+) -> Dataset:
+    """Do what :func:`load` does, and read targets of the kind ``targets``.
+
+    That counts for tables and arrays, unless ``options`` name the kind; without it, it follows from type and shape
+    (:meth:`Dataset.from_arrays`). Known data sets and folders of images have the kind that they have.
+    """
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
     if text not in SPECS and is_own(text):
-        return _load_own(text, options)
+        return _load_own(text, targets, options)
     if path.suffix in (".csv", ".parquet") and path.exists():
         from feddpc.data.readers import read_table
 
         check_options(f"data = {text!r}", read_table, options)
-        return read_table(path, **options)
+        return read_table(path, **{"kind": targets, **options})
     if options:
         raise BadInputError(f"data set {text!r} has no options, but {', '.join(options)} was given: leave it out")
     if text in SPECS:
         return _load_known(text, cache)
     if path.exists():
-        return _load_path(path)
+        return _load_path(path, targets)
     if isinstance(name_or_path, Path) or os.sep in text or path.suffix:
         raise DataError(f"{text} does not exist: give a file, a folder or one of {', '.join(SPECS)}")
     raise unknown("data set", text, SPECS)
@@ -99,27 +118,27 @@ def _load_known(name: str, cache: str | os.PathLike[str] | None) -> Dataset:
     )
 
 
-def _load_path(path: Path) -> Dataset:
+def _load_path(path: Path, targets: Target | None) -> Dataset:
     if path.suffix == ".npz":
-        return read_npz(path)
+        return read_npz(path, target=targets)
     if (path / "x_train.npy").exists():
         from feddpc.data.readers import read_arrays
 
-        return read_arrays(path)
+        return read_arrays(path, target=targets)
     if any(path.glob("train/*.json")):
         from feddpc.data.readers import read_leaf
 
-        return read_leaf(path)
+        return read_leaf(path, target=targets)
     from feddpc.data.fetch import images
 
     return images.decode(path)
 
 
-def _load_own(name: str, options: dict[str, Any]) -> Dataset:
+def _load_own(name: str, targets: Target | None, options: Mapping[str, Any]) -> Dataset:
     """Call the user's function, which returns a :class:`Dataset` or (x_train, y_train, x_test, y_test)."""
     dataset = DATA.build(name, {}, options)
     if isinstance(dataset, Dataset):
         return dataset
     if not isinstance(dataset, tuple | list) or len(dataset) != 4:
         raise DataError(f"data set {name!r} must return a Dataset or (x_train, y_train, x_test, y_test)")
-    return Dataset.from_arrays(*dataset, name=short_name(name))
+    return Dataset.from_arrays(*dataset, name=short_name(name), target=targets)

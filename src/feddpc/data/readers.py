@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,8 @@ def from_hugging_face(
 
     Args:
         source: a ``DatasetDict`` with the splits "train" and ``test``, or one ``Dataset`` to be split.
-        inputs: the column of the samples, or several columns of numbers, which become the columns of a table.
+        inputs: the column of the samples, or several columns of numbers, as a list or separated by commas, which
+            become the columns of a table.
         target: the column of the targets. Numbers of a ``ClassLabel`` keep their names.
         client: the column with the owner of each sample.
         kind: what the targets are, as ``target`` of :meth:`Dataset.from_arrays`; by default it is inferred.
@@ -86,13 +87,13 @@ def from_hugging_face(
         seed: the seed of that draw.
         name: the name of the data set.
     """
-    columns = [inputs] if isinstance(inputs, str) else list(inputs)
     parts: dict[str, Any] = {"train": source}
     if isinstance(source, Mapping):
         for part in ("train", test):
             if part not in source:
                 raise unknown("split", str(part), [str(key) for key in source])
         parts = {"train": source["train"], "test": source[test]}
+    columns = _listed(inputs, parts["train"].column_names)
     wanted = [*columns, target, *([client] if client is not None else [])]
     tables = {part: {c: _column(rows, c, f"split {part}") for c in wanted} for part, rows in parts.items()}
     feature = getattr(parts["train"], "features", {}).get(target)
@@ -105,7 +106,7 @@ def read_table(
     path: str | Path,
     *,
     target: str,
-    inputs: Sequence[str] | None = None,
+    inputs: str | Sequence[str] | None = None,
     client: str | None = None,
     kind: Target | None = None,
     test: float | str | Path = 0.2,
@@ -116,7 +117,8 @@ def read_table(
     Args:
         path: the file. The first line of a CSV file names its columns. Parquet needs pyarrow: ``feddpc[tables]``.
         target: the column of the targets: whole numbers or text are classes, other numbers are predicted.
-        inputs: the columns of the samples, by default all others. They must be numbers: text is refused.
+        inputs: the columns of the samples, as a list or separated by commas, by default all others. They must be
+            numbers: text is refused.
         client: the column with the owner of each sample.
         kind: what the targets are, as ``target`` of :meth:`Dataset.from_arrays`; by default it is inferred.
         test: the share of the rows to draw for testing, or a second file with the test rows.
@@ -124,7 +126,7 @@ def read_table(
     """
     path = Path(path).expanduser()
     table = _read_columns(path)
-    columns = list(inputs) if inputs is not None else [c for c in table if c not in (target, client)]
+    columns = [c for c in table if c not in (target, client)] if inputs is None else _listed(inputs, table)
     tables = {"train": table}
     if isinstance(test, str | Path):
         tables["test"] = _read_columns(Path(test).expanduser())
@@ -132,11 +134,12 @@ def read_table(
     return _from_columns(tables, columns, target, client, split, name=path.stem, kind=kind)
 
 
-def read_arrays(folder: str | Path, *, name: str | None = None) -> Dataset:
+def read_arrays(folder: str | Path, *, name: str | None = None, target: Target | None = None) -> Dataset:
     """Read ``x_train.npy``, ``y_train.npy``, ``x_test.npy``, ``y_test.npy``, and ``client_ids.npy`` if it is there.
 
     The files are mapped into memory: samples are read when a client that holds them takes part, so that there may be
     more of them than fit. Save images as uint8, other samples as float32 or int64; other types are converted at once.
+    ``target`` is that of :meth:`Dataset.from_arrays`.
     """
     folder = Path(folder).expanduser()
     wanted = [*FIELDS, *(["client_ids"] if (folder / "client_ids.npy").exists() else [])]
@@ -146,16 +149,17 @@ def read_arrays(folder: str | Path, *, name: str | None = None) -> Dataset:
             arrays[field] = np.load(folder / f"{field}.npy", mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
             raise DataError(f"{folder / field}.npy cannot be read: {str(error).splitlines()[0]}") from None
-    return Dataset.from_arrays(**arrays, name=name or folder.name)
+    return Dataset.from_arrays(**arrays, name=name or folder.name, target=target)
 
 
-def read_leaf(folder: str | Path, *, name: str | None = None) -> Dataset:
+def read_leaf(folder: str | Path, *, name: str | None = None, target: Target | None = None) -> Dataset:
     """Read the JSON files of LEAF in the folders ``train`` and ``test``: users, and for each user its ``x`` and ``y``.
 
     Each user is a client. Numbers stay numbers. Text (Shakespeare) becomes characters: a sample is a row of character
     numbers, padded with character 0 where texts are shorter, and its target the number of the next character, a class.
     (Targets of several characters are tokens, padded with -100.)
-    The vocabulary is the set of characters in the files, sorted; ``class_names`` holds it.
+    The vocabulary is the set of characters in the files, sorted; ``class_names`` holds it. ``target`` is that of
+    :meth:`Dataset.from_arrays`.
     """
     folder = Path(folder).expanduser()
     parts = {part: _leaf_part(folder / part) for part in ("train", "test")}
@@ -182,6 +186,7 @@ def read_leaf(folder: str | Path, *, name: str | None = None) -> Dataset:
         name=name or folder.name,
         classes=None if vocabulary is None else len(vocabulary),
         class_names=vocabulary,
+        target=target,
         client_ids=parts["train"]["owner"],
     )
 
@@ -205,6 +210,13 @@ def _leaf_part(folder: Path) -> dict[str, list[Any]]:
     if not values["x"]:
         raise DataError(f"{folder} holds no samples: give files of LEAF with at least one user")
     return values
+
+
+def _listed(inputs: str | Sequence[str], known: Iterable[str] = ()) -> list[str]:
+    """Return the names of columns, which are given as a list or in one text with commas between them."""
+    if not isinstance(inputs, str):
+        return list(inputs)
+    return [inputs] if inputs in known else [name.strip() for name in inputs.split(",")]
 
 
 def _column(rows: Any, column: str, where: str) -> Any:
@@ -274,6 +286,8 @@ def _from_columns(
         chosen = [table[column] for column in columns]
         arrays[f"x_{part}"] = chosen[0] if len(chosen) == 1 and chosen[0].ndim > 1 else _as_table(chosen, columns)
         arrays[f"y_{part}"] = _plain(table[target])
+        if kind in ("floats", "multihot"):
+            arrays[f"y_{part}"] = _numeric(arrays[f"y_{part}"], target)
     targets = [arrays["y_train"], arrays["y_test"]]
     if all(y.dtype.kind == "U" for y in targets):
         class_names = tuple(str(text) for text in np.unique(np.concatenate(targets)))

@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from feddpc.data.array_checks import Target
 from feddpc.data.dataset import FIELDS, Dataset
 from feddpc.errors import DataError, FeddpcError
 
@@ -88,10 +89,11 @@ def read_header(stream: IO[bytes]) -> Header:
     return Header(*read(stream))
 
 
-def read_npz(path: Path) -> Dataset:
+def read_npz(path: Path, *, target: Target | None = None) -> Dataset:
     """Read a file with the arrays x_train, y_train, x_test and y_test, and client_ids if the data have clients.
 
-    Object arrays are refused, because loading one runs code from the file.
+    Object arrays are refused, because loading one runs code from the file. ``target`` is that of
+    :meth:`Dataset.from_arrays`.
     """
     with decoding_errors(f"{path} is not a readable .npz file of plain arrays"), zipfile.ZipFile(path) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
@@ -101,7 +103,8 @@ def read_npz(path: Path) -> Dataset:
             present = ", ".join(members) or "nothing"
             raise DataError(f"{path} lacks {', '.join(missing)} (it holds {present}): save all of {', '.join(FIELDS)}")
         wanted = [field for field in (*FIELDS, "client_ids") if field in members]
-        return Dataset.from_arrays(**{f: _read_array(archive, members[f]) for f in wanted}, name=path.stem)
+        arrays = {f: _read_array(archive, members[f]) for f in wanted}
+        return Dataset.from_arrays(**arrays, name=path.stem, target=target)
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:

@@ -78,7 +78,10 @@ def make(name: str, **options: object) -> Rule | None:
     >>> rule({"delta": torch.tensor([[1.0], [2.0], [900.0]])}).up["delta"].mean(0)
     tensor([2.])
     """
-    return RULES.builder(name, options)(**options)
+    rule = RULES.builder(name, options)(**options)
+    if rule is not None and not callable(rule):
+        raise BadInputError(f"rule {name!r} returns {type(rule).__name__}: it must return a function of the rows")
+    return rule
 
 
 def trimmed(x_md: Tensor, cut: int) -> Tensor:

@@ -62,6 +62,7 @@ def choose_engine(
     and an engine asked for by name is refused.
     """
     compile = experiment.config.compile if compile is None else compile
+    _refuse_compile(name, experiment, compile)
     if name == "fastest":
         return _fastest(experiment, method, compile)
     if name != "auto" and name not in ENGINES:
@@ -75,6 +76,21 @@ def choose_engine(
         raise BadInputError(f"engine {name!r} cannot be used: {why}; use 'loop' or 'auto'")
     warnings.warn(f"using engine 'loop', because {engine.name!r} cannot be used: {why}", stacklevel=2)
     return Loop(), {}
+
+
+def _refuse_compile(name: str, experiment: Experiment, compile: Compile) -> None:
+    """Raise if compiling was asked for and the engine, or every engine that may be chosen, has nothing to compile."""
+    if compile is not True or name == "cuda":
+        return
+    if name not in CHOSEN:
+        raise BadInputError(
+            f"compile = true, but the engine {name!r} compiles nothing: leave compile out, or use engine = 'cuda'"
+        )
+    if experiment.w0.device.type != "cuda":
+        raise BadInputError(
+            f"compile = true, but only the engine 'cuda' compiles, and the device is {experiment.w0.device}: leave "
+            "compile out, or run on a GPU"
+        )
 
 
 def make_engine(name: str, compile: Compile) -> Engine:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import OrderedDict
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from feddpc.build import construct
+from feddpc.build import construct, targets_of
 from feddpc.config import AFTER_SETUP_KEYS, Config, code_in
-from feddpc.data import Dataset, load, names
+from feddpc.data import Dataset, names
+from feddpc.data.loading import load_as
 from feddpc.experiment import Experiment, data_hash
 from feddpc.registry import code_digest, is_code
 
 #: Number of experiments kept at a time; each has its data on the device.
 CACHE_SIZE = 2
 _cache: OrderedDict[str, Experiment] = OrderedDict()
+#: Number of data sets kept at a time, counted per kind of targets that was asked for.
+DATASETS = 8
+_datasets: OrderedDict[Any, tuple[Dataset, str]] = OrderedDict()
 
 
 class _DataOptions(dict[str, Any]):
@@ -29,12 +32,12 @@ class _DataOptions(dict[str, Any]):
 
 def dataset(config: Config) -> Dataset:
     """Return the data set of a configuration, the same object every time."""
-    return _loaded(config.data, _DataOptions(config.data_options), *_place(config.data))[0]
+    return _loaded(config)[0]
 
 
 def fingerprint(config: Config) -> str:
     """Return a hash of the content of a configuration's data set."""
-    return _loaded(config.data, _DataOptions(config.data_options), *_place(config.data))[1]
+    return _loaded(config)[1]
 
 
 def _place(name: str) -> tuple[Path | None, str]:
@@ -42,10 +45,20 @@ def _place(name: str) -> tuple[Path | None, str]:
     return None if name in names() else Path.cwd(), code_digest(name) if is_code(name) else ""
 
 
-@lru_cache(maxsize=4)
-def _loaded(name: str, options: _DataOptions, _base: Path | None, code: str) -> tuple[Dataset, str]:
-    data = load(name, **options)
-    return data, data_hash(data) + code
+def _loaded(config: Config) -> tuple[Dataset, str]:
+    """Return a data set and a hash of its content, from the cache where they were loaded before."""
+    base, code = _place(config.data)
+    place = (config.data, _DataOptions(config.data_options), base, code)
+    targets = targets_of(config.task)
+    if (place, targets) not in _datasets:
+        data = load_as(targets, config.data, config.data_options)
+        while len(_datasets) >= DATASETS:
+            _datasets.popitem(last=False)
+        _datasets[place, targets] = data, data_hash(data) + code
+        if targets is None:  # with the task that follows from the data, they are the same
+            _datasets[place, data.target] = _datasets[place, None]
+    _datasets.move_to_end((place, targets))
+    return _datasets[place, targets]
 
 
 def setup_key(config: Config) -> str:

@@ -87,12 +87,13 @@ class NextToken(NetworkTask):
             )
 
 
-def _is_task(thing: object) -> bool:
+def is_task(thing: object) -> bool:
+    """Say whether ``thing`` is a class of tasks."""
     return isinstance(thing, type) and issubclass(thing, NetworkTask)
 
 
 TASKS: Registry[Any] = Registry(
-    "task", {kind.name: kind for kind in (Classification, Regression, MultiLabel, NextToken)}, accepts=_is_task
+    "task", {kind.name: kind for kind in (Classification, Regression, MultiLabel, NextToken)}, accepts=is_task
 )
 #: The task for each kind of targets, unless another is asked for.
 BY_TARGET = {kind.target: kind.name for kind in (Classification, Regression, MultiLabel, NextToken)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,8 +178,11 @@ def measure_of(wanted: Any) -> Measure:
     if isinstance(wanted, Measure):
         return wanted
     if isinstance(wanted, str):
+        if wanted in FUNCTIONS.entries:
+            own = measure_of(FUNCTIONS.entries[wanted])
+            return replace(own, metric=replace(own.metric, name=wanted))
         if wanted not in MEASURES:
-            raise unknown("metric", wanted, MEASURES)
+            raise unknown("metric", wanted, [*MEASURES, *FUNCTIONS.entries])
         return MEASURES[wanted]
     if all(hasattr(wanted, hook) for hook in ("update", "compute", "reset")):  # torchmetrics
         name, better = type(wanted).__name__.lower(), getattr(wanted, "higher_is_better", True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
@@ -205,7 +206,7 @@ class NetworkTask(Task):
 
     def _check_loss(self, output: Tensor) -> None:
         """Raise unless the loss of every sample is a finite value of its own."""
-        name = getattr(self.sample_loss, "__name__", type(self).__name__)
+        name = self._loss_name()
         # The same sample several times, and not as often as there are outputs: one that fits by chance is no loss.
         n = 3 if self.width == 2 else 2
         outputs = output.to(self.dtype).expand(n, *output.shape[1:])
@@ -234,6 +235,13 @@ class NetworkTask(Task):
             raise BadInputError(
                 f"loss {name} is {values.flatten()[0].item()} for the first sample at the initial model: make it finite"
             )
+
+    def _loss_name(self) -> str:
+        """Return what messages call the loss: the name of the function or module, or that of a task with its own."""
+        if self.sample_loss is None or type(self).sample_losses is not NetworkTask.sample_losses:
+            return type(self).__name__
+        loss = self.sample_loss.func if isinstance(self.sample_loss, functools.partial) else self.sample_loss
+        return str(getattr(loss, "__name__", type(loss).__name__))
 
     def initial(self) -> Tensor:
         """Return the module's parameters as the first global model."""
