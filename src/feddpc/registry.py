@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.machinery
+import importlib.util
 import inspect
 import re
 import sys
@@ -219,16 +221,25 @@ def _file(name: str) -> Path:
     return Path(name.partition(":")[0]).expanduser()
 
 
+class _SourceOnly(importlib.machinery.SourceFileLoader):
+    """Loads a file without Python's bytecode, which is taken for the file after a quick change that keeps its size."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """Compile the source as it is now."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 @functools.cache
 def _load(path: Path, _digest: str) -> types.ModuleType:
     """Import a file once per content, under a name of its own; annotations and dataclasses look themselves up there."""
     name = f"feddpc_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    module = types.ModuleType(name)
-    module.__file__ = str(path)
+    loader = _SourceOnly(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # Without Python's bytecode, which would be taken for this file after a quick change that keeps its size.
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise BadInputError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error

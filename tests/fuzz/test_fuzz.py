@@ -56,7 +56,7 @@ PARSERS = {
     "paper/documents.py": [],
     "paper/records.py": ["reproduce_records"],
     "runs/checkpoint.py": ["model_file", "checkpoint_state", "checkpoint_note"],
-    "config.py": ["config_toml", "set_flag"],
+    "config/toml.py": ["config_toml", "set_flag"],
     "runs/record.py": ["rounds_jsonl", "run_json"],
     "runs/runner.py": [],
     "study/plan.py": ["compare_json", "sweep_toml"],
