@@ -7,8 +7,8 @@ import torch
 from feddpc.data import Dataset
 from feddpc.data.scaling import channel_statistics, make_scaler
 from feddpc.errors import BadInputError
+from feddpc.tasks.augmentation import crop_and_flip
 from feddpc.tasks.base import Batch, BatchIndices, by_autograd, by_transform
-from feddpc.tasks.network import crop_and_flip
 from support import blobs, small_setting
 
 

@@ -32,11 +32,12 @@ from feddpc.population import make_sampler
 from feddpc.privacy.mechanism import check as check_privacy
 from feddpc.registry import is_code
 from feddpc.round.client_evaluation import split_clients
+from feddpc.tasks.augmentation import TRANSFORMS, Transform, uniforms_of
 from feddpc.tasks.host_samples import is_mapped
 from feddpc.tasks.kinds import BY_TARGET, TASKS, is_task
 from feddpc.tasks.losses import LOSSES, TARGETS
 from feddpc.tasks.measures import FUNCTIONS, Measure, measure_of
-from feddpc.tasks.network import TRANSFORMS, NetworkTask, Transform, uniforms_of
+from feddpc.tasks.network import NetworkTask
 from feddpc.torch_globals import choose_threads, set_precision
 from feddpc.validation import held_counts, held_out, held_out_evaluator
 

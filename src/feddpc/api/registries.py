@@ -18,10 +18,11 @@ from feddpc.registry import Registry
 from feddpc.robust.rules import RULES
 from feddpc.runs.engine_choice import ENGINES
 from feddpc.sampling import SAMPLERS
+from feddpc.tasks.augmentation import TRANSFORMS
 from feddpc.tasks.kinds import TASKS
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import FUNCTIONS
-from feddpc.tasks.network import TRANSFORMS, NetworkTask
+from feddpc.tasks.network import NetworkTask
 
 #: Everything that a configuration chooses by name.
 REGISTRIES: dict[str, Registry[Any]] = {

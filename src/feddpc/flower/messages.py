@@ -30,9 +30,9 @@ from feddpc.methods.base import Method, State
 from feddpc.models.flat import Flat
 from feddpc.own_functions import without_module
 from feddpc.tasks import TASKS
+from feddpc.tasks.augmentation import TRANSFORMS
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import FUNCTIONS, MEASURES
-from feddpc.tasks.network import TRANSFORMS
 
 R = TypeVar("R", ArrayRecord, MetricRecord)
 #: The longest header of an array that is read.

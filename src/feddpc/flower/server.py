@@ -30,9 +30,9 @@ from feddpc.flower.screening import Bounds
 from feddpc.methods.base import Method
 from feddpc.policies import resolve_policies
 from feddpc.tasks import TASKS
+from feddpc.tasks.augmentation import TRANSFORMS
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import MEASURES
-from feddpc.tasks.network import TRANSFORMS
 
 Array = NDArray[Any]
 #: Seconds that a server waits for its clients to come.

@@ -27,7 +27,8 @@ class Classification(NetworkTask):
             return super().loss_total(outputs, targets)
         return F.cross_entropy(outputs, targets, reduction="sum")
 
-    def _check_outputs(self, output: Tensor, classes: int) -> None:
+    def check_outputs(self, output: Tensor, classes: int) -> None:
+        """Raise unless there is a score for each class."""
         if output.ndim != 2 or output.shape[1] < classes:
             first = int(self.y.min())
             hint = f"; labels begin at {first}, but classes count from 0, and class 0 has no sample" if first else ""
@@ -45,7 +46,8 @@ class Regression(NetworkTask):
     usual_loss: ClassVar[str] = "squared"
     measured: ClassVar[tuple[str, ...]] = ("mse", "mae", "r2")
 
-    def _check_outputs(self, output: Tensor, classes: int) -> None:
+    def check_outputs(self, output: Tensor, classes: int) -> None:
+        """Raise unless outputs have the shape of the targets."""
         shape = tuple(self.y.shape[1:])
         if tuple(self.aligned(output, self.y[:1]).shape[1:]) != shape:
             wanted = ", ".join(["samples", *map(str, shape)])
@@ -63,7 +65,8 @@ class MultiLabel(NetworkTask):
     usual_loss: ClassVar[str] = "logistic"
     measured: ClassVar[tuple[str, ...]] = ("f1", "accuracy")
 
-    def _check_outputs(self, output: Tensor, classes: int) -> None:
+    def check_outputs(self, output: Tensor, classes: int) -> None:
+        """Raise unless there is a score for each label."""
         if output.ndim != 2 or output.shape[1] != classes:
             raise BadInputError(
                 f"the model must give [samples, {classes}] scores for {classes} labels, but gives {tuple(output.shape)}"
@@ -78,7 +81,8 @@ class NextToken(NetworkTask):
     usual_loss: ClassVar[str] = "cross-entropy"
     measured: ClassVar[tuple[str, ...]] = ("accuracy", "perplexity")
 
-    def _check_outputs(self, output: Tensor, classes: int) -> None:
+    def check_outputs(self, output: Tensor, classes: int) -> None:
+        """Raise unless there are scores of all tokens at every place."""
         length = self.y.shape[1]
         if output.ndim != 3 or output.shape[1] != length or output.shape[2] < classes:
             raise BadInputError(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -21,26 +18,23 @@ from feddpc.data.array_checks import IGNORED
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
 from feddpc.models.flat import Flat
-from feddpc.models.traits import Traits, examine, norm_mask
-from feddpc.registry import Registry
-from feddpc.tasks.base import Batch, BatchIndices, Task, WorkCounter, forked
+from feddpc.models.traits import Traits, norm_mask
+from feddpc.tasks.augmentation import Transform, crop_and_flip
+from feddpc.tasks.base import Batch, BatchIndices, Task, WorkCounter
 from feddpc.tasks.host_samples import HostSamples, Ints, Read
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import Measure, Totals, choose_measures, listed_metrics
 from feddpc.tasks.metrics import LOSS
+from feddpc.tasks.trial import try_out
 
 #: Makes totals of a model, some test samples and their targets.
 TestTotals = Callable[[Tensor, Tensor, Tensor], Tensor]
-#: Changes the inputs of a training batch; the second tensor has uniform numbers in [0, 1) for each sample, ``[n, u]``.
-Transform = Callable[[Tensor, Tensor], Tensor]
 #: One value per sample, or per sample and token, of outputs and targets.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 #: The name of the mask of all normalization layers, which no layer has.
 NORMS = "/norms"
-#: Transforms of the user's own, in files.
-TRANSFORMS: Registry[Any] = Registry("transform", {}, accepts=inspect.isfunction)
 
 
 class NetworkTask(Task):
@@ -55,6 +49,7 @@ class NetworkTask(Task):
 
     resident_bytes = 1 << 30
     width: int  #: outputs per sample, or per token
+    first_statistics: Tensor  #: the statistics of the network before round 1
     name: ClassVar[str] = ""
     target: ClassVar[str] = ""  #: which targets of a data set it learns
     usual_loss: ClassVar[str] = ""  #: name of the loss, unless another is asked for
@@ -97,7 +92,7 @@ class NetworkTask(Task):
         self.image_layout = torch.channels_last if self.x.ndim == 4 and self.x.device.type == "cpu" else None
         self.x_test = self._laid_out(self.scaler(x_test)) if self.test_scaled else x_test
         self.module.train()
-        self.stochastic = self._try_out(data.classes)
+        self.stochastic = try_out(self, data.classes)
 
     def changed(self, *, module: nn.Module | None = None, data: Dataset | None = None) -> Self:
         """Return this task with another network or other training samples; what stays is shared, tests included."""
@@ -109,7 +104,7 @@ class NetworkTask(Task):
             twin.module = module.to(device=self.x.device, dtype=self.scaler.dtype).train()
             twin.flat, twin._masks = Flat(twin.module), {}
             twin.d = twin.flat.d
-            twin.stochastic = twin._try_out(int(self.classes))
+            twin.stochastic = try_out(twin, int(self.classes))
         return twin
 
     def _load(self, data: Dataset, device: torch.device, on_host: bool, capacity: int = 0) -> None:
@@ -163,81 +158,12 @@ class NetworkTask(Task):
         twin.flat = Flat(twin.module, self.flat.statistics)
         return twin
 
-    def _try_out(self, classes: int) -> bool:
-        """Send a sample through the module; say whether it draws random numbers, or what is wrong with it."""
-        first = torch.arange(2, device=self.x.device).clamp(max=len(self.x) - 1)
-        pair = self.inputs(self.x[first])
-        if self.transform is not None:
-            self._check_transform(pair[:1], uniforms_of(self.transform))
-        with torch.no_grad(), forked(self.x.device) as generator:
-            try:
-                self.traits = examine(self.module, pair)
-                self.flat.statistics = self.traits.statistics
-                self.first_statistics = self.flat.read_statistics()  # a run changes those in the module
-                trial = copy.deepcopy(self.module) if self.traits.statistics else self.module
-                before = generator.get_state()
-                output = trial(pair if self.traits.mixes_samples else pair[:1])
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                shape = "x".join(str(n) for n in pair.shape[1:])
-                raise BadInputError(f"the model cannot take a sample of shape {shape}: {error}") from None
-            moved = not torch.equal(before, generator.get_state())
-        if not isinstance(output, Tensor):
-            raise BadInputError(f"the model must give one tensor, but gives {type(output).__name__}")
-        output = output[:1]
-        self.width = output.shape[-1] if output.ndim > 1 else 1
-        self._check_outputs(output, classes)
-        self._check_loss(output)
-        return moved
-
-    def _check_transform(self, x: Tensor, uniforms: int) -> None:
-        """Raise unless the transform keeps the shape and type of a batch."""
-        assert self.transform is not None
-        try:
-            after = self.transform(x, torch.full((len(x), uniforms), 0.5, device=x.device))
-        except Exception as error:
-            raise BadInputError(
-                f"transform fails for inputs {tuple(x.shape)} and {uniforms} random numbers per sample: {error}"
-            ) from None
-        if (getattr(after, "shape", None), getattr(after, "dtype", None)) != (x.shape, x.dtype):
-            raise BadInputError(f"transform must return inputs {tuple(x.shape)} of type {x.dtype}, like those it gets")
-
-    def _check_outputs(self, output: Tensor, classes: int) -> None:
+    def check_outputs(self, output: Tensor, classes: int) -> None:
         """Raise unless the outputs for one sample fit the targets."""
 
-    def _check_loss(self, output: Tensor) -> None:
-        """Raise unless the loss of every sample is a finite value of its own."""
-        name = self._loss_name()
-        # The same sample several times, and not as often as there are outputs: one that fits by chance is no loss.
-        n = 3 if self.width == 2 else 2
-        outputs = output.to(self.dtype).expand(n, *output.shape[1:])
-        targets = self.y[:1].expand(n, *self.y.shape[1:])
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's, of shapes that do not fit: they are refused below
-                values = self.sample_losses(outputs, targets)
-        except Exception as error:
-            raise BadInputError(
-                f"loss {name} fails for outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {error}; "
-                "choose a loss for these targets"
-            ) from None
-        shape = getattr(values, "shape", None)
-        tokens = targets.ndim == 2 and not targets.is_floating_point()
-        if shape is None or tuple(shape) not in ((n,), tuple(targets.shape) if tokens else (n,)):
-            got = type(values).__name__ if shape is None else tuple(shape)
-            wanted = (
-                "one value per sample and token, [n, T], or per sample, [n]" if tokens else "one value per sample, [n]"
-            )
-            raise BadInputError(
-                f'loss {name} must return {wanted}, but returns {got} for {n} samples: use reduction="none", and '
-                "average over what belongs to one sample; a mean over samples cannot be corrected for padding"
-            )
-        if self.sample_loss not in LOSSES.entries.values() and not bool(values.isfinite().all()):
-            raise BadInputError(
-                f"loss {name} is {values.flatten()[0].item()} for the first sample at the initial model: make it finite"
-            )
-
-    def _loss_name(self) -> str:
-        """Return what messages call the loss: the name of the function or module, or that of a task with its own."""
+    @property
+    def loss_name(self) -> str:
+        """What messages call the loss: the name of the function or module, or that of a task with its own."""
         if self.sample_loss is None or type(self).sample_losses is not NetworkTask.sample_losses:
             return type(self).__name__
         loss = self.sample_loss.func if isinstance(self.sample_loss, functools.partial) else self.sample_loss
@@ -406,28 +332,6 @@ class NetworkTask(Task):
         return sample_tensor(data, x).to(device), targets.to(device)
 
 
-def uniforms_of(transform: Transform | None) -> int:
-    """Return how many random numbers per sample a transform asks for with its attribute ``uniforms``; usually 4."""
-    return 0 if transform is None else int(getattr(transform, "uniforms", 4))
-
-
 def sample_tensor(data: Dataset, x: np.ndarray) -> Tensor:
     """Return samples of ``data`` as a tensor; images ``[n, h, w, c]`` become ``[n, c, h, w]``."""
     return torch.from_numpy(np.array(x.transpose(0, 3, 1, 2) if data.is_image else x, order="C"))
-
-
-def crop_and_flip(x: Tensor, draws: Tensor, shift: int) -> Tensor:
-    """Shift every image by up to ``shift`` pixels over a border of zeros and mirror it, as ``draws`` says.
-
-    ``draws[:, 0]`` and ``draws[:, 1]`` are the crop's corner in the image padded by ``shift`` on every side,
-    ``draws[:, 2]`` is 1 for a mirrored image.
-    """
-    *_, height, width = x.shape
-    padded = F.pad(x, (shift, shift, shift, shift))
-    draws = draws.to(torch.int64)
-    rows = torch.arange(height, device=x.device) + draws[:, 0:1]
-    columns = torch.arange(width, device=x.device)
-    columns = torch.where(draws[:, 2:3] == 1, width - 1 - columns, columns) + draws[:, 1:2]
-    images = torch.arange(len(x), device=x.device)[:, None, None, None]
-    channels = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
-    return padded[images, channels, rows[:, None, :, None], columns[:, None, None, :]]
