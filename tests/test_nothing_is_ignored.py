@@ -279,3 +279,20 @@ def test_a_refused_comparison_leaves_its_folder(tmp_path):
         feddpc.compare(["fedavg"], **given, buffers="refuse")
     assert not (tmp_path / "c").exists()
     assert feddpc.compare(["fedavg"], **given, clients=20)
+
+
+@pytest.mark.parametrize("partition", ["iid", "shards", [list(range(15)), list(range(15, 30))]])
+def test_client_ids_beside_a_partition_that_does_not_use_them_are_refused(partition):
+    with pytest.raises(BadInputError, match="client_ids"):
+        feddpc.simulate(data=PAIRS, client_ids=np.arange(30) % 4, partition=partition, rounds=1)
+
+
+def test_a_partition_of_ones_own_may_use_client_ids():
+    def halves(client_ids):
+        return [np.flatnonzero(client_ids % 2 == rest) for rest in (0, 1)]
+
+    feddpc.register("partition", "halves of ids", halves)
+    ids = np.arange(30) % 4
+    more = {"data": PAIRS, "client_ids": ids, "model": "mlp", "cohort": 2, "rounds": 1}
+    assert len(feddpc.simulate(partition="halves of ids", clients=2, **more).partition) == 2
+    assert len(feddpc.simulate(partition="natural", **more).partition) == 4

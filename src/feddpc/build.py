@@ -76,8 +76,10 @@ def construct(
     kept = np.concatenate([reserve, held])
     if partition is None:
         rest = np.setdiff1d(np.arange(len(data.y_train)), kept)
+        ids = None if data.client_ids is None else data.client_ids[rest]
+        options = config.partition_options
         drawn = schemes.make(
-            config.partition, data.y_train[rest], config.clients, seed=config.seed, **config.partition_options
+            config.partition, data.y_train[rest], config.clients, seed=config.seed, client_ids=ids, **options
         )
         partition = Partition(rest[drawn.order], drawn.starts)
     elif len(kept):

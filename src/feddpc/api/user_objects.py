@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from feddpc.build import TaskParts, targets_of
-from feddpc.data import Dataset
+from feddpc.data import Dataset, schemes
 from feddpc.data.array_checks import Target
 from feddpc.data.loading import check_options, load_as
 from feddpc.data.partition import Partition
@@ -45,6 +45,8 @@ class UserObjects:
             values.setdefault("data", parts["data"].name)
         elif client_ids is not None:
             raise BadInputError("client_ids says who holds each training sample of data: give data too")
+        if client_ids is not None:
+            _refuse_unused_ids(partition)
         if model is not None and not isinstance(model, str):
             parts["module"] = _module(model)
             values["model"] = type(model).__name__
@@ -71,6 +73,19 @@ def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
     if "lr" in values:
         raise BadInputError(f"lr = {values['lr']} and client_lr = {client_lr} are the same setting: give one of them")
     return {**values, "lr": client_lr}
+
+
+def _refuse_unused_ids(partition: Any) -> None:
+    """Raise if clients are others than those that ``client_ids`` names."""
+    if isinstance(partition, str):
+        if partition == "auto" or schemes.uses_client_ids(partition):
+            return
+        given = f"partition = {partition!r}"
+    elif partition is None:
+        return
+    else:
+        given = "a partition of your own"
+    raise BadInputError(f"client_ids and {given} both say who holds each training sample: give one of them")
 
 
 def _dataset(data: Any, client_ids: Any, targets: Target | None, options: Mapping[str, Any]) -> Dataset:

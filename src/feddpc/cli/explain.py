@@ -133,10 +133,8 @@ def partition(
     wanted = resolve(asked, source)
     refuse_unused([(overrides.values, wanted)])
     name, options = wanted.partition, wanted.partition_options
-    if name == "natural":
-        split = source.natural_partition()[0]
-    else:
-        split = schemes.make(name, source.y_train, wanted.clients, seed=wanted.seed, **options)
+    ids = source.client_ids
+    split = schemes.make(name, source.y_train, wanted.clients, seed=wanted.seed, client_ids=ids, **options)
     summary = schemes.summary(split, source.y_train, source.classes)
     terms = ", ".join(f"{k} {v}" for k, v in options.items())
     title = (

@@ -239,6 +239,15 @@ def options(name: str) -> dict[str, object]:
     return PARTITIONS.options(name)
 
 
+def uses_client_ids(name: str) -> bool:
+    """Say whether a scheme looks at who holds each sample.
+
+    >>> uses_client_ids("natural"), uses_client_ids("iid")
+    (True, False)
+    """
+    return "client_ids" in inspect.signature(PARTITIONS.builder(name, {})).parameters
+
+
 def make(
     name: str,
     labels: npt.ArrayLike,
