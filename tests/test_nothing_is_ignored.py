@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import feddpc
 from feddpc import flower, methods
 from feddpc.cli import app
+from feddpc.data.schemes import PARTITIONS
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.methods import FedAdam
 from feddpc.schedules import name_of_schedule
@@ -287,11 +288,11 @@ def test_client_ids_beside_a_partition_that_does_not_use_them_are_refused(partit
         feddpc.simulate(data=PAIRS, client_ids=np.arange(30) % 4, partition=partition, rounds=1)
 
 
-def test_a_partition_of_ones_own_may_use_client_ids():
+def test_a_partition_of_ones_own_may_use_client_ids(monkeypatch):
     def halves(client_ids):
         return [np.flatnonzero(client_ids % 2 == rest) for rest in (0, 1)]
 
-    feddpc.register("partition", "halves of ids", halves)
+    monkeypatch.setitem(PARTITIONS.entries, "halves of ids", halves)
     ids = np.arange(30) % 4
     more = {"data": PAIRS, "client_ids": ids, "model": "mlp", "cohort": 2, "rounds": 1}
     assert len(feddpc.simulate(partition="halves of ids", clients=2, **more).partition) == 2

@@ -288,3 +288,38 @@ class Float32Memory(Method):
 
 def test_code_that_only_works_in_the_precision_of_the_run_is_compared_in_that():
     assert simulate(method=Float32Memory()).config.engine == AUTO
+
+
+def branching(x, uniforms):
+    return 2 * x if x.sum() > 0 else x
+
+
+def test_a_transform_that_branches_on_a_tensor_is_trained_in_the_loop():
+    with pytest.warns(UserWarning, match="loop"):
+        assert simulate(transform=branching).config.engine == "loop"
+    with pytest.raises(BadInputError, match=AUTO):
+        simulate(transform=branching, engine=AUTO)
+
+
+def test_a_transform_that_can_be_stacked_is():
+    assert simulate(transform=lambda x, uniforms: x + uniforms[:, :1, None, None]).config.engine == AUTO
+
+
+@pytest.mark.parametrize("uniforms", ["x", -1, 1.5])
+def test_how_many_random_numbers_a_transform_wants_is_a_whole_number(uniforms):
+    def same(x, uniforms):
+        return x
+
+    same.uniforms = uniforms
+    with pytest.raises(BadInputError, match="uniforms"):
+        simulate(transform=same)
+
+
+def test_clients_are_not_evaluated_in_the_comparison_with_the_loop():
+    # Its clients have one sample, on which BatchNorm cannot be tuned.
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    more = {"clients": 10, "cohort": 3, "evaluate_clients": True, "finetune_steps": 2, "device": "cpu"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = simulate(model=module, partition="iid", **more)
+    assert result.config.engine == "threads"

@@ -178,7 +178,9 @@ def _timed(engine: Engine, experiment: Experiment, method: Method) -> float:
 
 
 def covered(experiment: Experiment, method: Method) -> bool:
-    """Say whether model and method are the library's own, whose equality in all engines is tested."""
+    """Say whether model, method, loss and transform are the library's own, whose equality in all engines is tested."""
+    if experiment.task.transform is not None:
+        return False
     own = ("feddpc.models.", "feddpc.methods.", "torch.nn.modules.")
     modules = (type(part).__module__ for part in experiment.task.module.modules())
     known = experiment.config.model in models.names() and all(name.startswith(own) for name in modules)
@@ -250,7 +252,7 @@ def _small(real: Experiment, method: Method, precision: str) -> Experiment:
     population = len(real.population)
     if method.surveys:
         population = min(population, TRIAL_POPULATION)
-    sizes = np.ones(population, dtype=np.int64)
+    sizes = np.full(population, real.planner.smallest, dtype=np.int64)
     partial = max(real.planner.smallest, batch // 2)
     sizes[-1], sizes[0] = partial, 2 * batch + partial
     partition = Partition.from_sizes(np.resize(real.planner.partition.order, int(sizes.sum())), sizes)
@@ -261,6 +263,7 @@ def _small(real: Experiment, method: Method, precision: str) -> Experiment:
         planner=dataclasses.replace(real.planner, partition=partition, batch_size=batch, epochs=1),
         sampler=sampling.make("fixed", population=population, cohort=len(clients), seed=0, schedule=[clients, clients]),
         validate=None,
+        client_tests=None,
         w0=real.w0.to(task.dtype),
         one_time_payload={
             k: v.to(task.dtype) if v.is_floating_point() else v for k, v in real.one_time_payload.items()
@@ -302,7 +305,8 @@ def _key(engine: Engine, experiment: Experiment, method: Method) -> object:
     about = (config.precision, str(experiment.w0.device), config.weighting, config.batch_size)
     rules = (repr(client_optimizer(config)), repr(server_optimizer(config)), experiment.population.rates_change)
     policies = bool(config.faults or config.screen or config.privacy or config.rule != "mean")
-    learned = (type(task), _source(type(task)), task.sample_loss, _source(task.sample_loss))
+    functions = (task.sample_loss, task.transform)
+    learned = (type(task), _source(type(task)), *functions, *map(_source, functions))
     code = (type(method), _source(type(method)), repr(method.hyper()), parts, learned)
     return (engine.name, _compiles(engine), code, shapes, samples, about, rules, policies, len(experiment.population))
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddpc.checks import check_int
 from feddpc.registry import Registry
 
 #: Changes the inputs of a training batch; the second tensor has uniform numbers in [0, 1) for each sample, ``[n, u]``.
@@ -20,7 +21,7 @@ TRANSFORMS: Registry[Any] = Registry("transform", {}, accepts=inspect.isfunction
 
 def uniforms_of(transform: Transform | None) -> int:
     """Return how many random numbers per sample a transform asks for with its attribute ``uniforms``; usually 4."""
-    return 0 if transform is None else int(getattr(transform, "uniforms", 4))
+    return 0 if transform is None else check_int("uniforms of the transform", getattr(transform, "uniforms", 4), 0)
 
 
 def crop_and_flip(x: Tensor, draws: Tensor, shift: int) -> Tensor:
