@@ -101,7 +101,13 @@ def name_of_schedule(function: Callable[[int], float]) -> str:
 
 
 def _checked_factor(name: str, function: Schedule, t: int) -> float:
-    factor: object = function(t)
+    try:
+        factor: object = function(t)
+    except Exception as error:
+        raise BadInputError(
+            f"lr_schedule = {name!r} fails in round {t}: {type(error).__name__}: {error}; give a function of the round "
+            "number that returns a factor in (0, 1]"
+        ) from error
     try:
         return check_probability("", factor, zero=False)
     except BadInputError:

@@ -1,5 +1,6 @@
 """Every kind of task: what is averaged, what is measured, and equality of the engines."""
 
+import copy
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import feddpc
 from feddpc import methods
 from feddpc.build import TaskParts, build, for_method
 from feddpc.config import Config
@@ -240,3 +242,70 @@ def test_an_object_like_those_of_torchmetrics_starts_anew_at_every_evaluation():
     assert found[0] == found[1]
     assert found[0]["meanerror"] == pytest.approx(found[0]["mae"])
     assert setting.task.metrics[0].direction == "min"
+
+
+def test_a_loss_per_sequence_is_averaged_over_sequences():
+    rng = np.random.default_rng(5)
+    x, y = rng.integers(0, 6, (24, 5)), rng.integers(0, 6, (24, 5))
+    y[::2, 2:] = -100
+
+    def per_sequence(outputs, targets):
+        values = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=-100)
+        return values.sum(1) / (targets != -100).sum(1)
+
+    more = {"model": "transformer", "clients": 4, "cohort": 2, "rounds": 1, "method": "fedavg", "engine": "loop"}
+    result = feddpc.simulate(data=(x, y, x, y), loss=per_sequence, precision="float64", **more)
+    with torch.no_grad():
+        outputs = result.model.double().eval()(torch.from_numpy(x))
+    expected = per_sequence(outputs, torch.from_numpy(y)).mean().item()
+    assert result.metrics["test_loss"] == pytest.approx(expected, rel=1e-10)
+    assert result.metrics["test_perplexity"] == pytest.approx(math.exp(expected), rel=1e-10)
+
+
+def test_full_gradients_weight_batches_as_the_loss_does():
+    x, y = torch.zeros(3, 4), torch.tensor([[1, 2, -100, -100]] * 3)
+    batch = Batch(x, y)
+    assert batch.number(x).item() == 6
+    assert batch.number(x, per_token=False).item() == 3
+
+
+def test_outputs_of_one_column_fit_targets_in_a_task_of_ones_own():
+    class Own(feddpc.Task):
+        target = "floats"
+        measured = ("mse",)
+
+        def sample_losses(self, outputs, targets):
+            return (outputs - targets) ** 2
+
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(40, 3))
+    data = (x, x.sum(1), x, x.sum(1))
+    more = {"clients": 4, "cohort": 4, "rounds": 3, "method": "fedavg", "engine": "loop", "client_lr": 0.1}
+    module = torch.nn.Linear(3, 1)
+    one = feddpc.simulate(data=data, task=Own, model=copy.deepcopy(module), **more)
+    other = feddpc.simulate(data=data, task="regression", model=copy.deepcopy(module), **more)
+    assert one.metrics["test_mse"] == other.metrics["test_mse"]
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda o, y: o.argmax(-1) != y, lambda o, y: F.cross_entropy(o.detach(), y, reduction="none")]
+)
+def test_losses_without_a_gradient_are_refused(loss):
+    with pytest.raises(BadInputError, match="loss"):
+        feddpc.simulate(data="digits", loss=loss, rounds=1)
+
+
+@pytest.mark.parametrize("schedule", [lambda t: 1 / 0, lambda: 1.0])
+def test_schedules_that_fail_are_named(schedule):
+    with pytest.raises(BadInputError, match="lr_schedule"):
+        feddpc.simulate(data="digits", lr_schedule=schedule, rounds=1)
+
+
+def test_a_transform_without_random_numbers_is_applied():
+    def tripled(x, uniforms):
+        return 3 * x
+
+    tripled.uniforms = 0
+    more = {"data": "digits", "rounds": 1, "method": "fedavg", "engine": "loop"}
+    plain, changed = feddpc.simulate(**more), feddpc.simulate(transform=tripled, **more)
+    assert plain.records[0]["train_loss"] != changed.records[0]["train_loss"]

@@ -101,7 +101,7 @@ class FedAlign(Method):
             return task.loss(y, batch)
         # one call for all parts: each would pay its own way from and back to the vector
         h, o, narrow, logits = task.part(y, full_and_narrow, batch.x, self.omega)
-        ce = batch.mean(task.sample_losses(logits, batch.y))
+        ce = batch.mean(task.losses(logits, batch.y))
         h = fitted(h, o)
         full = stretch(h, o.detach())
         gap = stretch(h[:, : reduced(h.shape[1], self.omega)], narrow) - full

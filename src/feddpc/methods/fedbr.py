@@ -142,7 +142,7 @@ class FedBR(Method):
         if self.mixture:
             x_p = (x_p + batch.x[pair]) / 2
         f, logits = task.part(y, "features_and_logits", torch.cat([batch.x, x_p]))
-        ce = batch.mean(task.sample_losses(logits[:size], batch.y))
+        ce = batch.mean(task.losses(logits[:size], batch.y))
         target = torch.full_like(logits[size:], 1 / logits.shape[1])
         if self.mixture:
             label = batch.y[pair][:, None] == torch.arange(logits.shape[1], device=y.device)

@@ -85,7 +85,7 @@ class MOON(Method):
         z_glob = task.part(ctx.w, "project", batch.x)
         z_prev = torch.where(ctx.state["seen"] > 0, task.part(ctx.state["prev"], "project", batch.x), z_glob)
         l_con = contrast(z, z_glob, z_prev, self.tau)
-        return batch.mean(task.sample_losses(logits, batch.y) + self.mu * l_con)
+        return batch.mean(task.losses(logits, batch.y) + self.mu * l_con)
 
     def finish(self, y: Tensor, ctx: ClientContext) -> tuple[State, State]:
         """Remember the local model."""

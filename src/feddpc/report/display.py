@@ -27,7 +27,7 @@ def make_display(wanted: bool) -> Display | None:
 
 def print_line(console: Console, text: str, *, style: str | None = None) -> None:
     """Print text as it is: rich neither colors numbers nor reads brackets as markup."""
-    console.print(text, style=style, highlight=False, markup=False)
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 class _Shown:

@@ -21,7 +21,9 @@ TRANSFORMS: Registry[Any] = Registry("transform", {}, accepts=inspect.isfunction
 
 def uniforms_of(transform: Transform | None) -> int:
     """Return how many random numbers per sample a transform asks for with its attribute ``uniforms``; usually 4."""
-    return 0 if transform is None else check_int("uniforms of the transform", getattr(transform, "uniforms", 4), 0)
+    if transform is None:
+        return 0
+    return max(1, check_int("uniforms of the transform", getattr(transform, "uniforms", 4), 0))
 
 
 def crop_and_flip(x: Tensor, draws: Tensor, shift: int) -> Tensor:

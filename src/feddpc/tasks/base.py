@@ -59,9 +59,9 @@ class Batch(NamedTuple):
             return values.mean()
         return (values * self.mask).sum() / self.mask.sum().clamp(min=1)
 
-    def number(self, like: Tensor) -> Tensor:
-        """Return over how many values :meth:`mean` averages: tokens where targets are sequences, else samples."""
-        if self.y.ndim > 1 and not self.y.is_floating_point():
+    def number(self, like: Tensor, per_token: bool = True) -> Tensor:
+        """Return over how many values :meth:`mean` averages: tokens where each has a loss, else samples."""
+        if per_token and self.y.ndim > 1 and not self.y.is_floating_point():
             return self._counted_tokens(like.dtype).sum()
         return like.new_tensor(self.x.shape[0]) if self.mask is None else self.mask.sum()
 
@@ -113,6 +113,7 @@ class Task(ABC):
     stochastic: bool = False
     host: HostSamples | None = None  #: where its training samples are, if they are not all on the device
     traits: Traits = Traits((), False, 1)  #: what its network measures while it trains, and whether it mixes samples
+    loss_per_token: bool = True  #: whether each token of a sequence has a loss, or only the sequence
     metrics: tuple[Metric, ...] = (LOSS,)  #: what `evaluate` measures, the primary one first; the loss is among them
     differentiate: Callable[[Objective, Tensor], tuple[Tensor, Tensor]] = staticmethod(by_autograd)
 
@@ -140,6 +141,10 @@ class Task(ABC):
         """Return one loss per sample, or per sample and token, of what a network gives."""
         raise BadInputError(f"{type(self).__name__} has no network, so there are no outputs: choose another method")
 
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return :meth:`sample_losses` of outputs that have the shape of their targets."""
+        return self.sample_losses(outputs, targets)
+
     def evaluate(self, w: Tensor) -> dict[str, float]:
         """Return the metrics of model ``w`` on the test set by name; nothing where a task has no evaluation."""
         return {}
@@ -165,7 +170,7 @@ class Task(ABC):
         total, seen = torch.zeros_like(y), y.new_zeros(())
         for rows in data:
             batch = self.fetch(rows)
-            count = batch.number(y)
+            count = batch.number(y, self.loss_per_token)
             _, gradient = self.value_and_grad(lambda at, batch=batch: self.loss(at, batch), y)  # type: ignore[misc]
             total, seen = total + count * gradient, seen + count
         return total / seen

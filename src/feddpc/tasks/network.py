@@ -222,10 +222,14 @@ class NetworkTask(Task):
         return twin
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return one loss per sample, or per sample and token."""
+        """Return one loss per sample, or per sample and token; outputs ``[n, 1]`` come as ``[n]`` for such targets."""
         if self.sample_loss is None:
             raise BadInputError(f"{type(self).__name__} has no loss: define sample_losses, or give loss=")
         return self.sample_loss(self.aligned(outputs, targets), targets)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses of outputs, brought to the shape of their targets also for tasks of the user's own."""
+        return self.sample_losses(self.aligned(outputs, targets), targets)
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return outputs ``[n, 1]`` as ``[n]`` where targets are ``[n]`` numbers."""
@@ -235,7 +239,7 @@ class NetworkTask(Task):
     def loss(self, y: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of the samples that are no padding."""
         self.work.add(passes=1)
-        return batch.mean(self.sample_losses(self.outputs(y, batch.x), batch.y))
+        return batch.mean(self.losses(self.outputs(y, batch.x), batch.y))
 
     def outputs(self, y: Tensor, x: Tensor) -> Tensor:
         """Return what the network with parameters ``y`` makes of inputs ``x``."""
@@ -279,7 +283,8 @@ class NetworkTask(Task):
         """Return the metrics that follow from the totals of all ``targets``, by default those of the test set."""
         y = self.y_test if targets is None else targets
         counted = int((y != IGNORED).sum()) if self.target == "tokens" else len(y)
-        loss, rest, metrics = totals[0] / counted, totals[1:], {}
+        loss = totals[0] / (counted if self.loss_per_token else len(y))
+        rest, metrics = totals[1:], {}
         for measure in self.measures:
             size = measure.size(self.width)
             sums, rest = rest[:size], rest[size:]
@@ -289,7 +294,7 @@ class NetworkTask(Task):
 
     def loss_total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the losses of some test samples."""
-        values = self.sample_losses(outputs, targets)
+        values = self.losses(outputs, targets)
         return (values * (targets != IGNORED)).sum() if values.ndim > 1 else values.sum()
 
     def test_totals(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:

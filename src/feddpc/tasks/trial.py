@@ -64,15 +64,16 @@ def _check_loss(task: NetworkTask, output: Tensor) -> None:
     name = task.loss_name
     # The same sample several times, and not as often as there are outputs: one that fits by chance is no loss.
     n = 3 if task.width == 2 else 2
-    outputs = output.to(task.dtype).expand(n, *output.shape[1:])
+    leaf = output.to(task.dtype).requires_grad_()
     targets = task.y[:1].expand(n, *task.y.shape[1:])
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")  # torch's, of shapes that do not fit: they are refused below
-            values = task.sample_losses(outputs, targets)
+            outputs = leaf.expand(n, *output.shape[1:]).clone()
+            values = task.losses(outputs, targets)
     except Exception as error:
         raise BadInputError(
-            f"loss {name} fails for outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {error}; "
+            f"loss {name} fails for outputs {(n, *output.shape[1:])} and targets {tuple(targets.shape)}: {error}; "
             "choose a loss for these targets"
         ) from None
     shape = getattr(values, "shape", None)
@@ -84,7 +85,12 @@ def _check_loss(task: NetworkTask, output: Tensor) -> None:
             f'loss {name} must return {wanted}, but returns {got} for {n} samples: use reduction="none", and '
             "average over what belongs to one sample; a mean over samples cannot be corrected for padding"
         )
-    if task.sample_loss not in LOSSES.entries.values() and not bool(values.isfinite().all()):
+    if not values.requires_grad:
         raise BadInputError(
-            f"loss {name} is {values.flatten()[0].item()} for the first sample at the initial model: make it finite"
+            f"loss {name} returns {values.dtype} values without a gradient: compute it from the outputs by operations "
+            "that torch can differentiate, without detach, argmax or item"
         )
+    task.loss_per_token = values.ndim > 1
+    if task.sample_loss not in LOSSES.entries.values() and not bool(values.isfinite().all()):
+        bad = values[~values.isfinite()][0].item()
+        raise BadInputError(f"loss {name} is {bad} for the first sample at the initial model: make it finite")
