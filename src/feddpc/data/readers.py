@@ -277,6 +277,7 @@ def _from_columns(
         for column in (*columns, target, *([client] if client is not None and part == "train" else [])):
             if column not in table:
                 raise unknown(f"column of the {part} table", column, table)
+            _refuse_empty(table[column], column, part)
         for column in columns:
             table[column] = _numeric(table[column], column)
     if split is not None:
@@ -298,6 +299,17 @@ def _from_columns(
     return Dataset.from_arrays(
         **arrays, name=name, target=kind, classes=classes, class_names=class_names, client_ids=ids
     )
+
+
+def _refuse_empty(values: Any, column: str, part: str) -> None:
+    """Raise if cells of a column are empty: with one of them, numbers would be read as text, and so as classes."""
+    array = _plain(values)
+    empty = np.flatnonzero(np.char.strip(array) == "") if array.dtype.kind == "U" else np.empty(0, np.int64)
+    if len(empty):
+        raise BadInputError(
+            f"column {column!r} of the {part} table is empty in row {empty[0] + 1} and {len(empty)} rows in all: fill "
+            "it in, or leave these rows out"
+        )
 
 
 def _plain(values: Any) -> Array:
