@@ -203,3 +203,21 @@ def test_a_changed_file_is_loaded_again_in_the_same_process(tmp_path):
     first = setup_cache.experiment(spec.complete).task.d
     (tmp_path / "own.py").write_text(OWN.replace("classes))", "classes, bias=False))"))
     assert setup_cache.experiment(RunSpec(spec.config).complete).task.d == first - 10
+
+
+@pytest.mark.parametrize("key", ["loss", "transform", "metrics"])
+def test_a_changed_function_is_another_run(tmp_path, key):
+    path = tmp_path / "own.py"
+    values = {"data": "digits", "rounds": 1, key: f"{path}:f" if key != "metrics" else f"accuracy,{path}:f"}
+    keys = []
+    for factor in (1, 2):
+        path.write_text(
+            "import torch.nn.functional as F\n"
+            + (
+                f"def f(x, u): return {factor} * x\n"
+                if key == "transform"
+                else f"def f(o, t): return {factor} * F.cross_entropy(o, t, reduction='none')\n"
+            )
+        )
+        keys.append(RunSpec(Config(**values)).key)
+    assert keys[0] != keys[1]

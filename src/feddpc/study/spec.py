@@ -13,7 +13,7 @@ import torch
 
 from feddpc import methods
 from feddpc.build import resolve
-from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, Config
+from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, Config, code_in
 from feddpc.registry import code_digest, is_code, short_name
 from feddpc.study.setup_cache import dataset, fingerprint
 
@@ -43,7 +43,11 @@ class RunSpec:
         """A hash of everything that decides the numbers: equal for runs with equal results, on every machine."""
         defaults = type(self.config)().asdict()  # left out, so that a key added later does not change the hash
         values = {k: v for k, v in self.decisive().items() if k not in defaults or v != defaults[k]}
-        code = {k: _source(values[k]) for k in ("model", "partition") if k in values}
+        code = {
+            k: ",".join(_source(name) for name in v.split(","))  # metrics are several names
+            for k, v in values.items()
+            if isinstance(v, str) and code_in({k: v})
+        }
         parts = [fingerprint(self.config), _source(self.config.method), values | code]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
@@ -61,7 +65,7 @@ class RunSpec:
 
 
 def _source(name: str) -> str:
-    """Return what identifies a method, a model or a partition: its name, for the user's own with the file's content."""
+    """Return what identifies a method, a model, a loss: its name, for the user's own with the file's content."""
     return f"{short_name(name)} in {code_digest(name)}" if is_code(name) else name
 
 
