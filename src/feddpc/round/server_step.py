@@ -19,7 +19,7 @@ from feddpc.robust.defense import Defense
 
 #: What records have beside the notes of methods.
 RECORD_FIELDS = ("round", "train_loss", "seconds", "participants", "dropped", "rejected", "faults", "diverged")
-RECORD_PREFIXES = ("test_", "validation_", "clients_")
+RECORD_PREFIXES = ("test_", "validation_")
 
 
 class StepOutcome(NamedTuple):
