@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo federation test processes slow lint format types contract check bench fuzz audit hashed lock licences clean
+.PHONY: help demo federation test processes matrix slow lint format types contract check bench fuzz audit hashed lock licences clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -34,6 +34,9 @@ test: $(VENV)/installed-dev  ## run the test suite
 
 processes: $(VENV)/installed-dev  ## test federations of real processes, in Flower's simulation and deployment
 	@$(BIN)/python -m pytest -q -m 'processes and not slow'
+
+matrix: $(VENV)/installed-dev  ## run the tests over Flower once per supported release of it, real processes included
+	@$(BIN)/python tools/flower_matrix.py
 
 slow: $(VENV)/installed-dev  ## run the tests that take minutes: every kill point, long drifts, restarts of federations
 	@$(BIN)/python -m pytest -q -m slow

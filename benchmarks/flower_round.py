@@ -98,7 +98,8 @@ def main() -> None:
     d = sum(p.numel() for p in module.parameters())
     grid = flower.InProcessGrid(noisy_app(), args.replies, one_by_one=args.one_by_one)
     everybody = {"min_train_nodes": args.replies, "min_available_nodes": args.replies, "fraction_evaluate": 0.0}
-    strategies = {"Flower FedAvg": FedAvg(**everybody), "feddpc FedDPC": flower.FedDPC(**everybody)}
+    ours = {"screen": None} if args.one_by_one else {}  # the bound needs the norms of all replies first
+    strategies = {"Flower FedAvg": FedAvg(**everybody), "feddpc FedDPC": flower.FedDPC(**everybody, **ours)}
     model = dict.fromkeys(strategies, first)
     seconds: dict[str, list[list[float]]] = {name: [] for name in strategies}
     for t in range(1, args.rounds + 2):

@@ -16,7 +16,8 @@ import torch
 from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.workloads import WORKLOADS
-from feddpc.build import build, for_method
+from feddpc.build import build
+from feddpc.method_changes import for_method
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from feddpc.runs.engine_choice import ENGINES

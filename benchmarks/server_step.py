@@ -12,7 +12,7 @@ import torch
 
 from feddpc.bench.server_times import RESNET18, ServerWorkload
 from feddpc.methods import create
-from feddpc.methods._feddpc_forms import Stream
+from feddpc.methods._feddpc_stream import Stream
 from scale_laws import peak_memory
 
 

@@ -31,7 +31,7 @@ import torch
 from feddpc import methods
 from feddpc.bench import machine
 from feddpc.config import Config
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
 from feddpc.study.folder import RunResult
 from feddpc.study.runner import Progress, run_study
 from feddpc.study.spec import RunSpec

@@ -6,7 +6,7 @@ from pathlib import Path
 from feddpc.paper import presets, published
 from feddpc.paper.study import PaperRow
 from feddpc.paper.study_spec import DOUBLED, label
-from feddpc.runs.record import StoredRun
+from feddpc.runs.stored import StoredRun
 
 
 def stored(config, accuracy, *, loss=None, status="finished", seconds=0.5, **notes):

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from feddpc import methods
-from feddpc.build import build, for_method
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.engines.base import Engine
 from feddpc.engines.loop import Loop
 from feddpc.experiment import Experiment
+from feddpc.method_changes import for_method
 from feddpc.methods.base import DATA_HOOKS, Method, overrides
 from feddpc.models.base import BodyAndHead
 from feddpc.round.round import RoundRecord, run_round

@@ -243,3 +243,24 @@ def test_a_result_without_an_accuracy_is_shown_too():
     assert result.status == "diverged"
     assert "diverged" in repr(result)
     assert not result.best_accuracy > 1
+
+
+def test_configuration_and_partition_have_short_reprs():
+    result = feddpc.simulate(rounds=1, clients=20, cohort=2, method="fedavg", engine="loop")
+    assert repr(result.config).startswith("Config(method='fedavg', model='")
+    assert "dropout" not in repr(result.config)
+    assert eval(repr(result.config), {"Config": feddpc.Config}) == result.config
+    sizes = result.partition.sizes
+    assert repr(result.partition) == f"Partition(20 clients, 1438 samples, {sizes.min()} to {sizes.max()} per client)"
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_reading_torch_data_sets_is_shown(capsys, progress):
+    rng = np.random.default_rng(0)
+    samples = [(rng.standard_normal(3).astype(np.float32), i % 2) for i in range(30)]
+    how = {"clients": 5, "cohort": 2, "rounds": 1, "engine": "loop", "progress": progress}
+    feddpc.simulate(data=(samples[:20], samples[20:]), model=nn.Linear(3, 2), **how)
+    told = capsys.readouterr().err
+    assert ("30/30" in told) == progress
+    feddpc.compare(["fedavg"], data=(samples[:20], samples[20:]), model=nn.Linear(3, 2), **how)
+    assert ("30/30" in capsys.readouterr().err) == progress

@@ -16,7 +16,7 @@ import feddpc
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.report.groups import status
 from feddpc.runs.checkpoint import load_model
-from feddpc.runs.record import load
+from feddpc.runs.stored import load
 from support import blobs, tiny_net, uneven
 
 
@@ -133,6 +133,25 @@ def test_an_error_names_the_callback_and_leaves_a_run_to_resume(tmp_path, hook):
     assert seen.told[0][1] == {"on_run_begin": 0, "on_round_end": 2, "on_run_end": 6}[hook]
     assert same(again.state_dict, simulate().state_dict)
     assert again.status == "finished"
+
+
+@pytest.mark.parametrize("name", ["on_round_ends", "on_epoch_end", "on_run_started"])
+def test_a_hook_that_would_never_be_called_is_refused(name):
+    typo = type("Typo", (feddpc.Callback,), {name: lambda self, run: None})
+    with pytest.raises(BadInputError, match=f"Typo.*{name}"):
+        simulate(callbacks=[typo()])
+
+
+def test_a_misspelt_hook_is_refused_with_the_nearest_one():
+    typo = type("Typo", (feddpc.Callback,), {"on_round_ends": lambda self, run: None})
+    with pytest.raises(BadInputError, match="did you mean 'on_round_end'"):
+        feddpc.compare(["fedavg"], rounds=1, callbacks=[typo()])
+
+
+def test_a_hook_that_cannot_take_the_run_is_refused():
+    deaf = type("Deaf", (feddpc.Callback,), {"on_round_end": lambda self: None})
+    with pytest.raises(BadInputError, match="on_round_end"):
+        simulate(callbacks=[deaf()])
 
 
 @pytest.mark.parametrize(

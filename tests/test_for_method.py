@@ -8,8 +8,8 @@ from torch import nn
 
 import feddpc
 from feddpc import methods
-from feddpc.build import for_method
 from feddpc.errors import BadInputError
+from feddpc.method_changes import for_method
 from feddpc.runs import checkpoint
 from feddpc.runs.runner import LEARNED, execute
 from support import VARIANTS, blobs, setting_for, small_setting, tiny_net

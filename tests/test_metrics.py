@@ -10,7 +10,7 @@ import feddpc
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.report.display import Display
-from feddpc.runs.record import load, read_metrics
+from feddpc.runs.stored import load, read_metrics
 from feddpc.runs.tracking.base import values
 from feddpc.study import RunSpec, StudyPlan, choose, run_study
 from feddpc.study.adaptive import OptunaSearch
@@ -162,3 +162,13 @@ def test_samplers_take_the_worst_score(sampler):
 
 def test_trackers_get_all_metrics_of_the_rounds_evaluated():
     assert values({"round": 1, "test_mse": 0.5, "test_r2": 0.1, "test_loss": None}) == {"test_mse": 0.5, "test_r2": 0.1}
+
+
+@pytest.mark.parametrize("name", ["loss", "round", "finetuned_loss"])
+def test_a_metric_cannot_take_the_name_of_other_values(name):
+    def mine(outputs, targets):
+        return 42.0
+
+    mine.__name__ = name
+    with pytest.raises(BadInputError, match=name):
+        feddpc.simulate(metrics=[mine], rounds=1, clients=20, cohort=2, engine="loop")

@@ -7,16 +7,20 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
 import feddpc
 from feddpc import flower, methods
 from feddpc.cli import app
+from feddpc.config import Config
 from feddpc.data.schemes import PARTITIONS
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.methods import FedAdam
 from feddpc.schedules import name_of_schedule
+from feddpc.study import RunSpec
+from feddpc.tasks.losses import LOSSES
 
 SMALL = {"data": "digits", "model": "mlp", "clients": 10, "cohort": 3, "engine": "loop", "rounds": 2}
 RNG = np.random.default_rng(0)
@@ -87,6 +91,95 @@ def test_a_resumed_run_notices_changed_code(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(text.replace("* 1", "* 9"))
     with pytest.raises(RunFolderError, match="code"):
         feddpc.simulate(**(SMALL | {"rounds": 3}), loss="own.py:f", out="run", resume=True)
+
+
+def losses_with(weights):
+    """The same source twice, with other values."""
+
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs, targets, weight=weights.to(outputs.dtype), reduction="none")
+
+    return loss
+
+
+@pytest.mark.parametrize("kind", ["loss", "transform", "metrics", "lr_schedule"])
+def test_a_resumed_run_notices_other_values_in_the_users_functions(tmp_path, kind):
+    def functions(value):
+        weights = torch.ones(10) * value
+
+        def shifted(x, uniforms):
+            return x + weights[0]
+
+        def metric(outputs, targets):
+            return float(weights[0])
+
+        return {
+            "loss": losses_with(weights),
+            "transform": shifted,
+            "metrics": metric,
+            "lr_schedule": functools.partial(lambda t, w: 0.5 * float(w[0]), w=weights),
+        }[kind]
+
+    feddpc.simulate(**SMALL, **{kind: functions(1.0)}, out=tmp_path / "run")
+    with pytest.raises(RunFolderError, match=kind):
+        feddpc.simulate(**(SMALL | {"rounds": 3}), **{kind: functions(0.5)}, out=tmp_path / "run", resume=True)
+    more = feddpc.simulate(**(SMALL | {"rounds": 3}), **{kind: functions(1.0)}, out=tmp_path / "run", resume=True)
+    assert len(more.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute", "values"), [("transform", "uniforms", (1, 2)), ("metrics", "direction", ("min", "max"))]
+)
+def test_a_resumed_run_notices_what_is_said_beside_a_function(tmp_path, kind, attribute, values):
+    def given(value):
+        function = (lambda x, uniforms: x) if kind == "transform" else (lambda outputs, targets: 1.0)
+        setattr(function, attribute, value)
+        return {kind: function}
+
+    feddpc.simulate(**SMALL, **given(values[0]), out=tmp_path / "run")
+    with pytest.raises(RunFolderError, match=kind):
+        feddpc.simulate(**(SMALL | {"rounds": 3}), **given(values[1]), out=tmp_path / "run", resume=True)
+
+
+def test_a_run_is_resumed_with_the_same_object_that_accumulates(tmp_path):
+    class Mean:
+        def __init__(self, scale):
+            self.scale = scale
+            self.reset()
+
+        def reset(self):
+            self.total = torch.zeros(())
+
+        def to(self, device):
+            return self
+
+        def update(self, outputs, targets):
+            self.total = self.total + outputs.sum()
+
+        def compute(self):
+            return self.scale * self.total
+
+    metric = Mean(2.0)
+    feddpc.simulate(**SMALL, metrics=[metric], out=tmp_path / "run")
+    assert metric.total != 0
+    assert (
+        len(feddpc.simulate(**(SMALL | {"rounds": 3}), metrics=[metric], out=tmp_path / "run", resume=True).records)
+        == 3
+    )
+    with pytest.raises(RunFolderError, match="metrics"):
+        feddpc.simulate(**(SMALL | {"rounds": 4}), metrics=[Mean(3.0)], out=tmp_path / "run", resume=True)
+
+
+def test_registered_functions_count_by_what_they_compute(tmp_path, monkeypatch):
+    keys = []
+    for value in (1.0, 2.0):
+        monkeypatch.setitem(LOSSES.entries, "mine", losses_with(torch.ones(10) * value))
+        keys.append(RunSpec(Config.read({**SMALL, "loss": "mine"})).key)
+        if value == 1.0:
+            feddpc.simulate(**SMALL, loss="mine", out=tmp_path / "run")
+    assert keys[0] != keys[1]
+    with pytest.raises(RunFolderError, match="mine"):
+        feddpc.simulate(**(SMALL | {"rounds": 3}), loss="mine", out=tmp_path / "run", resume=True)
 
 
 def test_schedules_are_told_apart_by_what_they_hold():

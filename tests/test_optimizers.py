@@ -8,7 +8,6 @@ import torch
 
 import feddpc
 from feddpc import methods
-from feddpc.build import resolve
 from feddpc.config import Config
 from feddpc.data import load
 from feddpc.engines.cuda.captured import Cuda
@@ -20,9 +19,12 @@ from feddpc.methods.base import Cohort, Method
 from feddpc.optimizers import make_client_optimizer
 from feddpc.policies import resolve_policies
 from feddpc.quadratic import trajectory
+from feddpc.resolve import resolve
 from feddpc.round.exchange import empty_exchange
+from feddpc.round.server_step import apply_step_
 from feddpc.round.state import RunState
 from feddpc.schedules import make_schedule, name_of_schedule
+from feddpc.study.overrides import Overrides
 from feddpc.tasks.base import BatchIndices
 from support import Q4, run_rounds, same_memories, setting_for, small_setting
 
@@ -73,8 +75,8 @@ def test_local_steps_are_those_of_torch(given, optimizer, options, clip):
     want, plan = torch_steps(setting, optimizer, options, clip, ids)
     local = setting.local(methods.create("fedavg"))
     trained = Loop().train(local, setting.task, setting.w0, {}, {}, plan, setting.config.lr)
-    torch.testing.assert_close(setting.w0 - trained.up["delta"], want, rtol=0, atol=1e-12)
-    assert float(trained.up["delta"].norm()) > 1e-2
+    torch.testing.assert_close(setting.w0 - trained.uploads["delta"], want, rtol=0, atol=1e-12)
+    assert float(trained.uploads["delta"].norm()) > 1e-2
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -353,7 +355,7 @@ def test_fednovas_closed_form():
         a = torch.tensor(counted, dtype=torch.float64)
         want = -0.2 * a.mean() * (up["delta"] / 0.1 / a[:, None]).mean(0)
         step = methods.create("fednova").aggregate(w, {}, up, cohort_of(steps, rho))
-        torch.testing.assert_close(step.apply_(w.clone()), want, rtol=0, atol=1e-14)
+        torch.testing.assert_close(apply_step_(w.clone(), step), want, rtol=0, atol=1e-14)
     nobody = methods.create("fednova").aggregate(w, {}, up, cohort_of([0, 0, 0]))
     assert bool(nobody.update.isfinite().all())
 
@@ -393,7 +395,7 @@ def test_a_run_is_made_again_with_another_optimizer(tmp_path):
     again = feddpc.rerun(tmp_path / "run")
     assert again.likeness.identical
     changes = {"client_optimizer": {"name": "sgd", "momentum": 0.5}, "lr_schedule": lambda t: 1 / t}
-    with pytest.warns(UserWarning, match="no longer like"):
+    with pytest.warns(UserWarning, match="changed from"):
         other = feddpc.rerun(tmp_path / "run", **changes)
     assert other.config.client_optimizer_options["momentum"] == 0.5
     assert any("client_optimizer" in text for text in other.likeness.changed)
@@ -409,3 +411,20 @@ def test_the_state_before_round_1_has_the_optimizers():
     setting = small_setting(server_optimizer="adam")
     state = RunState.begin(methods.create("fedavg"), setting.w0, 8, optimizer=setting.policies.optimizer)
     assert float(state.server["optimizer.v"].mean()) == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("key", ["client_optimizer", "server_optimizer", "lr_schedule"])
+def test_two_tables_with_options_of_one_thing_are_refused(key):
+    names = {"client_optimizer": "sgd", "server_optimizer": "momentum", "lr_schedule": "step"}
+    options = {"client_optimizer": "momentum", "server_optimizer": "beta", "lr_schedule": "factor"}
+    table = {"name": names[key], options[key]: 0.5}
+    with pytest.raises(BadInputError, match=f"{key}_options"):
+        Config.read({key: table, f"{key}_options": {options[key]: 0.9}})
+    assert Config.read({key: table, f"{key}_options": {}}) == Config.read({key: table})
+
+
+def test_a_single_option_replaces_that_of_a_files_table():
+    overrides = Overrides()
+    overrides.absorb({"client_optimizer": {"name": "adam", "b1": 0.5, "eps": 1e-6}}, ["fedavg"])
+    overrides.set("client_optimizer.b1", 0.8, ["fedavg"])
+    assert overrides.config("fedavg").client_optimizer_options == {"b1": 0.8, "eps": 1e-6}

@@ -19,7 +19,6 @@ from feddpc.data.loading import DATA
 from feddpc.errors import BadInputError, DataError, RunFolderError
 from feddpc.registry import Registry, refuse_code
 from feddpc.report import tables
-from feddpc.runs.engine_choice import CHOSEN
 from feddpc.runs.record import load_config
 
 OWN = """
@@ -223,7 +222,7 @@ def test_the_configuration_lists_what_is_registered(name):
     registered = REGISTRIES[config.keys()[name].kind].names()
     if name == "participation":
         registered.remove("fixed")
-    assert [*(CHOSEN if name == "engine" else ()), *registered] == list(config.choices_of(name))
+    assert [*(("auto",) if name == "engine" else ()), *registered] == list(config.choices_of(name))
 
 
 def test_only_code_is_refused():

@@ -136,7 +136,7 @@ def test_a_regression_has_no_accuracy():
     assert len(result.test_loss) == 1
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "threads", "auto", "fastest"])
+@pytest.mark.parametrize("engine", ["loop", "stacked", "threads", "auto"])
 def test_nothing_is_compiled_in_vain(engine):
     with pytest.raises(BadInputError, match=r"^compile = true"):
         feddpc.simulate(**SHORT | {"engine": engine}, compile=True, device="cpu")

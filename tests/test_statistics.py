@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import feddpc
-from feddpc.build import build, for_method
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data import load
 from feddpc.data.batches import Planner
@@ -20,6 +20,7 @@ from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError
+from feddpc.method_changes import for_method
 from feddpc.methods import create
 from feddpc.models.flat import with_weights
 from feddpc.round.round import run_round
@@ -175,7 +176,7 @@ def test_clients_are_evaluated_with_what_is_theirs():
     """A client that has not taken part is evaluated with the global model."""
     world = experiment(evaluate_clients=True, method="fedbn")
     state, records = rounds(world, "fedbn", n=1)
-    accuracies, held = records[-1].clients["accuracy"], world.client_tests
+    accuracies, held = records[-1].client_metrics["accuracy"], world.client_tests
     task, method = world.task, create("fedbn")
     for client in range(8):
         memory = {k: v[0] for k, v in state.clients.read(np.array([client])).items()}

@@ -37,7 +37,7 @@ def main() -> None:
         run, label = Eager(setting), "plain eager loop"
     else:
         method = methods.create("fedavg")
-        engine, _ = choose_engine(args.way, setting, method)
+        engine = choose_engine(args.way, setting, method)
         progress = RunState.begin(method, setting.w0, len(partition))
         label = f"feddpc {feddpc.__version__}, {engine.name}"
 

@@ -12,7 +12,7 @@ from federation import task
 import feddpc
 
 #: What only a federation has.
-ONLY_THERE = ("folder", "min-replies")
+ONLY_THERE = ("folder", "min-replies", "prometheus")
 
 
 def settings() -> dict:

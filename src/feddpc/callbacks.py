@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,4 +189,18 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
                 f"callbacks holds {callback!r} of type {type(callback).__name__}: give objects of subclasses of "
                 "feddpc.Callback"
             )
+        _check_hooks(callback)
     return list(callbacks)
+
+
+def _check_hooks(callback: Callback) -> None:
+    """Raise if a callback has a function that looks like a hook but is none, or a hook that cannot take the run."""
+    kind = type(callback).__name__
+    hooks = [name for name in dir(Callback) if name.startswith("on_")]
+    for name in (name for name in dir(callback) if name.startswith("on_")):
+        if name not in hooks:
+            raise unknown(f"hook of the callback {kind}", name, hooks)
+        try:
+            inspect.signature(getattr(callback, name)).bind(None)
+        except (TypeError, ValueError):
+            raise BadInputError(f"{kind}.{name} cannot be called with the run: write def {name}(self, run)") from None

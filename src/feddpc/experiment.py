@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,11 +23,9 @@ from feddpc.participants import Draw, Sampler
 from feddpc.policies import Policies, server_optimizer
 from feddpc.population import Population
 from feddpc.registry import short_name
+from feddpc.tasks.metrics import PARTS
 from feddpc.tasks.network import NetworkTask
 from feddpc.validation import HeldOutEvaluator, held_out_evaluator
-
-#: Clients times classes up to which a run folder says who holds what.
-MOST_HOLDINGS = 250_000
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +33,7 @@ class Experiment:
     """Everything that the methods of a comparison share for one seed; `feddpc.build.build` makes it.
 
     ``config`` is resolved, but for where and how fast it is computed. A method that changes data, network or first
-    model gets an experiment of its own (`feddpc.build.for_method`).
+    model gets an experiment of its own (`feddpc.method_changes.for_method`).
     """
 
     config: Config
@@ -47,7 +44,7 @@ class Experiment:
     sampler: Sampler  #: who takes part when
     w0: Tensor  #: the first model
     policies: Policies = field(default_factory=Policies)
-    reserve: Ids = field(default_factory=lambda: np.zeros(0, np.int64))  #: training samples that the server keeps
+    reserved_ids: Ids = field(default_factory=lambda: np.zeros(0, np.int64))  #: training samples that the server keeps
     held_out: Ids = field(default_factory=lambda: np.zeros(0, np.int64))  #: training samples that no client gets
     client_tests: Partition | None = None  #: samples of each client on which models are evaluated at that client
     evaluates: bool = True  #: False: rounds are timed or compared without evaluation
@@ -58,11 +55,15 @@ class Experiment:
     validate: HeldOutEvaluator | None = None  #: evaluates models on the held-out samples
     threads: int | None = None  #: CPU threads of its runs; None leaves them as they are
     population: Population = field(init=False, repr=False, compare=False)
+    #: What records call the metrics of each part of the data, and what evaluations call them.
+    record_keys: dict[str, dict[str, str]] = field(init=False, repr=False, compare=False)
     _ahead: dict[int, tuple[Draw, BatchPlan]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         population = Population(self.config, self.planner.partition.sizes, self.sampler, self.policies.faults)
         object.__setattr__(self, "population", population)
+        keys = {part: {metric.key(part): metric.name for metric in self.task.metrics} for part in PARTS}
+        object.__setattr__(self, "record_keys", keys)
         # From the configuration, since runs with other optimizers may share all that was built.
         policies = dataclasses.replace(self.policies, optimizer=server_optimizer(self.config))
         object.__setattr__(self, "policies", policies)
@@ -159,51 +160,7 @@ class Experiment:
             with suppress(BadInputError):  # a fixed schedule has an end
                 self.task.host.read_ahead(self.draw(t).answered, self.planner.partition)
 
-    # What a run folder says about it.
-
-    def privacy_note(self, method: Method) -> dict[str, Any]:
-        """Return what leaves a client beside its updates, in words and numbers."""
-        mechanism = self.policies.privacy
-        note = method.privacy if mechanism is None else f"{method.privacy} {mechanism.describe()}"
-        return {"note": note, "disclosed": dict(self.world.disclosed) if self.world else {}}
-
-    def holdings(self) -> dict[str, Any]:
-        """Return how many samples of which class each client holds; nothing where that is too much, or no classes."""
-        data, partition = self.data, self.partition
-        if data.target != "classes" or len(partition) * data.classes > MOST_HOLDINGS:
-            return {}
-        names = data.class_names or [str(c) for c in range(data.classes)]
-        return {"classes": list(names), "counts": partition.counts(data.y_train, data.classes).tolist()}
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return a hash of each thing that a configuration only names: data, partition, model.
-
-        ``data`` is what runs before 0.2 noted, of a sample; ``all data`` of everything.
-        """
-        flat, partition = self.task.flat, self.planner.partition
-        layout = [f"{n} {tuple(s)}" for n, s in zip(flat.names, flat.shapes, strict=True)]
-        frozen = [p.detach().cpu().numpy() for p in flat.frozen().values()]
-        return {
-            "data": data_hash(self.data),
-            "all data": self.data.digest,
-            "partition": _hash(partition.order, partition.starts),
-            "initial model": _hash(layout, self.w0.cpu().numpy(), *frozen),
-        }
-
 
 def evaluated_in(config: Config, t: int) -> bool:
     """Return whether the model is evaluated after round ``t``: every few rounds, and after the last one."""
     return t % config.evaluate_every == 0 or t == config.rounds
-
-
-def data_hash(data: Dataset) -> str:
-    """Return a hash of all labels and a few samples."""
-    sample = np.linspace(0, len(data.x_train) - 1, 64).astype(np.int64)
-    return _hash(data.x_train[sample], data.y_train, data.x_test.shape, data.y_test)
-
-
-def _hash(*things: object) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for thing in things:
-        digest.update(np.ascontiguousarray(thing).tobytes() if isinstance(thing, np.ndarray) else repr(thing).encode())
-    return digest.hexdigest()

@@ -108,7 +108,9 @@ class SGD(ClientOptimizer):
         if not self.momentum:
             return [y - lr * g]
         m = torch.add(g, state, alpha=self.momentum)
-        return [y - lr * (torch.add(g, m, alpha=self.momentum) if self.nesterov else m), m]
+        direction = torch.add(g, m, alpha=self.momentum) if self.nesterov else m
+        # In one pass where the rate is a number, not a tensor that a captured graph reads.
+        return [torch.add(y, direction, alpha=-lr) if isinstance(lr, float) else y - lr * direction, m]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +148,8 @@ class Adam(ClientOptimizer):
         v = torch.addcmul(b2 * state[d : 2 * d], g, g, value=1 - b2)
         # 1 - b^k by its recurrence: as a difference it would lose most digits of float32 in the first steps.
         c1, c2 = b1 * state[2 * d : -1] + (1 - b1), b2 * state[2 * d + 1 :] + (1 - b2)
-        scale = (v.sqrt() / c2.sqrt()).add_(self.eps)
-        return [y - (lr / c1) * (m / scale), m, v, c1, c2]
+        scale = v.sqrt().div_(c2.sqrt()).add_(self.eps).mul_(c1 / lr)
+        return [torch.addcdiv(y, m, scale, value=-1), m, v, c1, c2]
 
 
 @dataclass(frozen=True, kw_only=True)

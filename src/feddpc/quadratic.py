@@ -114,9 +114,9 @@ def trajectory(
             f"{method.name} needs a network and samples ({', '.join(changes)}), but quadratic clients have neither: "
             "choose another method, or feddpc.simulate"
         )
-    progress = RunState.of(experiment, method)
+    state = RunState.of(experiment, method)
     path = [w]
     for _ in schedule:
-        run_round(experiment, method, engine or Loop(), progress)
-        path.append(progress.w.clone())
+        run_round(experiment, method, engine or Loop(), state)
+        path.append(state.w.clone())
     return torch.stack(path).numpy()

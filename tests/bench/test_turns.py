@@ -117,7 +117,7 @@ def test_the_eager_loop_trains_on_tokens_and_leaves_out_ignored_ones(model):
 
 def test_engines_that_cannot_run_are_lines(monkeypatch):
     monkeypatch.setattr(turns, "ENGINES", {"broken": Broken, "loop": Loop, "refusing": Refusing})
-    found = turns.measure(SMALL, device="cpu", rounds=2)
+    found = turns.time_rounds(SMALL, device="cpu", rounds=2)
     rows = {r["way"]: r for r in found["rows"]}
     assert rows["refusing"]["error"] == "it is Sunday"
     assert rows["broken"]["error"] == "RuntimeError: no kernel"
@@ -138,14 +138,14 @@ def test_nobody_makes_batches_while_the_clock_runs(monkeypatch):
 
     monkeypatch.setattr(Planner, "plan", plan)
     monkeypatch.setattr(turns, "ENGINES", {name: lambda: Cuda(anywhere=True) for name in ("one", "two")})
-    turns.measure(SMALL, device="cpu", rounds=3)
+    turns.time_rounds(SMALL, device="cpu", rounds=3)
     runs, rounds = 2 * 2, turns.WARM_UP + 1 + 3
     assert sorted(made) == sorted([*range(1, rounds + 2)] * runs)  # once each, the one after the last included
 
 
 def test_every_precision_is_crossed_with_every_engine_when_asked(monkeypatch):
     monkeypatch.setattr(turns, "ENGINES", {"loop": Loop})
-    found = turns.measure(SMALL, device="cpu", rounds=1, wanted=["float32", "float64"], against="eager")
+    found = turns.time_rounds(SMALL, device="cpu", rounds=1, wanted=["float32", "float64"], against="eager")
     assert [(r["way"], r["precision"]) for r in found["rows"]] == [
         ("eager", "float32"),
         ("loop", "float32"),
@@ -156,7 +156,7 @@ def test_every_precision_is_crossed_with_every_engine_when_asked(monkeypatch):
 
 def test_nothing_that_can_run_is_still_a_table(monkeypatch):
     monkeypatch.setattr(turns, "ENGINES", {"broken": Broken})
-    (row,) = turns.measure(SMALL, device="cpu")["rows"]
+    (row,) = turns.time_rounds(SMALL, device="cpu")["rows"]
     assert "RuntimeError" in row["error"]
 
 
@@ -195,7 +195,7 @@ def test_workloads_have_the_papers_shapes(workload):
 
 
 def test_the_server_step_is_measured_against_two_reads():
-    rows = server_times.measure(5000, 4)
+    rows = server_times.time_server_steps(5000, 4)
     assert [r["way"] for r in rows] == ["FedAvg", "FedDPC"]
     assert all(r["over"] > 0 and r["gigabytes_a_second"] > 0 for r in rows)
 
@@ -205,7 +205,7 @@ def test_too_little_memory_for_the_server_step_is_a_line(monkeypatch):
         raise MemoryError("no room")
 
     monkeypatch.setattr(server_times, "ServerWorkload", full)
-    assert [r["error"] for r in server_times.measure()] == ["MemoryError: no room"] * 2
+    assert [r["error"] for r in server_times.time_server_steps()] == ["MemoryError: no room"] * 2
 
 
 def test_the_commit_is_none_without_git_or_checkout(tmp_path, monkeypatch):
@@ -216,14 +216,17 @@ def test_the_commit_is_none_without_git_or_checkout(tmp_path, monkeypatch):
 
 
 def test_the_faster_of_two_plain_loops_is_what_others_are_compared_to(monkeypatch):
+    passed, real = [0.0], time.perf_counter
+    monkeypatch.setattr("feddpc.bench.clock.time.perf_counter", lambda: real() + passed[0])
+
     def plain(bench):
         def after(seconds):
-            return lambda evaluate: lambda: time.sleep(seconds)
+            return lambda evaluate: lambda: passed.append(passed.pop() + seconds)
 
-        return [turns.Entrant("eager", "fedavg", name, after(s)) for name, s in (("float32", 0.03), ("tf32", 0.01))]
+        return [turns.Entrant("eager", "fedavg", name, after(s)) for name, s in (("float32", 300.0), ("tf32", 100.0))]
 
     monkeypatch.setattr(turns.Workbench, "eager", plain)
-    found = turns.measure(SMALL, device="cpu", rounds=2, engines=["loop"], against="eager")
+    found = turns.time_rounds(SMALL, device="cpu", rounds=2, engines=["loop"], against="eager")
     assert found["compared_to"] == "eager, fedavg, tf32"
     assert [(r["way"], r["precision"]) for r in found["rows"]][:2] == [("eager", "tf32"), ("eager", "float32")]
     assert found["rows"][0]["speed"] == 1

@@ -184,7 +184,7 @@ def test_flag_wins_over_file_wins_over_default(tmp_path):
         'method = "fedcm"\nrounds = 3\nlr = 0.2\nclients = 20\ncohort = 4\nmodel = "mlp"\n[hyper]\nalpha = 0.5\n'
     )
     feddpc("run", "--config", "c.toml", "--rounds", "2", "--set", "model.hidden=[8]", "--out", "r", cwd=tmp_path)
-    from feddpc.runs.record import load
+    from feddpc.runs.stored import load
 
     config = load(tmp_path / "r").config
     assert (config.method, config.rounds, config.lr, config.batch_size) == ("fedcm", 2, 0.2, 32)

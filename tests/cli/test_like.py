@@ -47,7 +47,7 @@ def test_flags_win_and_are_named(first, tmp_path):
     like = json.loads(done.stdout)["like"]
     assert like["changed"] == ["rounds = 2, was 3", "seed = 1, was 0", "hyper.lam = 0.25, was 0.5"]
     assert (like["identical"], like["rounds"]) == (False, 2)
-    assert "no longer like first: rounds = 2, was 3, seed = 1, was 0, hyper.lam = 0.25" in done.stderr
+    assert "changed from first: rounds = 2, was 3, seed = 1, was 0, hyper.lam = 0.25" in done.stderr
     assert feddpc("run", "--like", "first", "--seed", 1, "--out", "quiet", "--quiet").output == ""
 
 

@@ -41,7 +41,7 @@ def feddpc(tmp_path, monkeypatch):
     ],
 )
 def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_once):
-    monkeypatch.setattr("feddpc.build.resolve_device", lambda name: "cuda" if name == "auto" else name)
+    monkeypatch.setattr("feddpc.resolve.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
 
     def reproduce(spec, parts, folders, *, workers, **options):

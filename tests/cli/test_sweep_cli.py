@@ -53,7 +53,7 @@ def feddpc(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_a_large_model_has_the_gpu_for_itself(monkeypatch, feddpc, wanted, at_once):
-    monkeypatch.setattr("feddpc.build.resolve_device", lambda name: "cuda" if name == "auto" else name)
+    monkeypatch.setattr("feddpc.resolve.resolve_device", lambda name: "cuda" if name == "auto" else name)
     seen = []
     monkeypatch.setattr("feddpc.study.run_sweep", lambda plan, out, workers, **_: seen.append(workers.at_once) or [])
     given = wanted if "--grid" in wanted else [*wanted, "--grid", "lr=0.1"]

@@ -142,9 +142,10 @@ def _files(folder: Path) -> dict[str, bytes]:
     for path in sorted(p for p in folder.glob("*") if p.is_file() and p.name not in (".lock", "environment.json")):
         content = path.read_bytes()
         if path.name == "rounds.jsonl":
-            content = re.sub(rb'"seconds": [^,]+,', b"", content)
+            content = re.sub(rb'"(seconds|time)": [^,]+,', b"", content)
         if path.name == "summary.json":
-            content = json.dumps({**json.loads(content), "seconds_per_round": None}).encode()
+            when = dict.fromkeys(("seconds_per_round", "first_round_began", "last_round_began"))
+            content = json.dumps({**json.loads(content), **when}).encode()
         if path.suffix == ".safetensors":
             load_file(path)  # whole
         found[path.name] = content

@@ -130,8 +130,8 @@ def test_a_run_that_has_ended_keeps_no_graphs(monkeypatch):
     machine = Cuda(anywhere=True)
     monkeypatch.setitem(engine_choice.ENGINES, "cuda", lambda **_: machine)
     seen = []
-    setting, method = small_setting(rounds=3), methods.create("feddpc")
-    execute(setting, method=method, engine="cuda", on_round=lambda _: seen.append(len(machine._sessions)))
+    setting, method = small_setting(rounds=3, engine="cuda"), methods.create("feddpc")
+    execute(setting, method=method, on_round=lambda _: seen.append(len(machine._sessions)))
     assert seen == [1, 1, 1]
     assert machine._sessions == {}
 
@@ -149,14 +149,14 @@ def test_a_device_that_failed_does_not_hide_why(monkeypatch, tmp_path):
         raise KeyError("the disk")
 
     monkeypatch.setattr("feddpc.engines.cuda.session.Session.release", broken)
-    setting, method = small_setting(rounds=3), methods.create("feddpc")
+    setting, method = small_setting(rounds=3, engine="cuda"), methods.create("feddpc")
     with pytest.raises(KeyError, match="the disk"):
-        execute(setting, method=method, engine="cuda", out=tmp_path / "run", on_round=stop)
+        execute(setting, method=method, out=tmp_path / "run", on_round=stop)
     assert len(left) == 1
     assert machine._sessions == {}
     monkeypatch.undo()
     monkeypatch.setitem(engine_choice.ENGINES, "cuda", lambda **_: machine)
-    again = execute(setting, method=method, engine="cuda", out=tmp_path / "run", resume=True)
+    again = execute(setting, method=method, out=tmp_path / "run", resume=True)
     assert again.status == "finished"
 
 
@@ -164,10 +164,10 @@ def test_a_resumed_run_goes_on_captured(tmp_path, monkeypatch):
     """Bit for bit, with a checkpoint in between."""
     monkeypatch.setitem(engine_choice.ENGINES, "cuda", lambda **_: Cuda(anywhere=True))
     method = methods.create("feddc")
-    whole = execute(small_setting(rounds=6), method=method, engine="cuda", out=tmp_path / "a", checkpoint_seconds=0)
-    execute(small_setting(rounds=3), method=method, engine="cuda", out=tmp_path / "b", checkpoint_seconds=0)
+    whole = execute(small_setting(rounds=6, engine="cuda"), method=method, out=tmp_path / "a", checkpoint_seconds=0)
+    execute(small_setting(rounds=3, engine="cuda"), method=method, out=tmp_path / "b", checkpoint_seconds=0)
     again = execute(
-        small_setting(rounds=6), method=method, engine="cuda", out=tmp_path / "b", resume=True, checkpoint_seconds=0
+        small_setting(rounds=6, engine="cuda"), method=method, out=tmp_path / "b", resume=True, checkpoint_seconds=0
     )
     assert torch.equal(whole.w, again.w)
 
@@ -186,27 +186,8 @@ def test_graphs_are_refused_without_a_gpu_and_taken_by_auto_with_one():
     if DEVICE == "cpu":
         with pytest.raises(BadInputError, match="engine 'cuda' cannot be used: graphs need a GPU"):
             choose_engine("cuda", setting, methods.create("fedavg"))
-    engine, _ = choose_engine("auto", setting, methods.create("fedavg"))
+    engine = choose_engine("auto", setting, methods.create("fedavg"))
     assert (engine.name == "cuda") == (DEVICE == "cuda")
-
-
-@pytest.mark.filterwarnings("ignore:engine 'fastest'")
-def test_fastest_goes_on_when_an_engine_cannot_capture(monkeypatch):
-    """And tries no compiled engine for six rounds."""
-
-    class Broken(Cuda):
-        name = "broken"
-
-        def exchange(self, *args):
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setitem(engine_choice.ENGINES, "broken", lambda: Broken(anywhere=True))
-    monkeypatch.setattr(engine_choice, "disagreement", lambda *_: None)
-    with pytest.warns(UserWarning, match="engine 'broken' cannot run fedavg here: .*operation not permitted"):
-        best, seconds = choose_engine("fastest", small_setting(), methods.create("fedavg"))
-    assert best.name != "broken"
-    assert "broken" not in seconds
-    assert not any("compiled" in name for name in seconds)
 
 
 def test_what_was_planned_ahead_is_what_would_be_planned_then():

@@ -12,7 +12,6 @@ from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError
-from feddpc.runs import engine_choice
 from feddpc.runs.engine_choice import choose_engine
 from support import blobs, run_rounds, small_setting, uneven
 
@@ -57,7 +56,7 @@ def test_hidden_dropout_is_found_out(name):
     assert setting.task.stochastic
     assert torch.equal(*ends)
     with pytest.warns(UserWarning, match="random numbers"):
-        assert choose_engine("auto", setting, method)[0].name == "loop"
+        assert choose_engine("auto", setting, method).name == "loop"
 
 
 def test_stacked_refuses_dropout_and_auto_takes_the_loop():
@@ -65,46 +64,13 @@ def test_stacked_refuses_dropout_and_auto_takes_the_loop():
     with pytest.raises(BadInputError, match="draws random numbers"):
         choose_engine("stacked", setting, method)
     with pytest.warns(UserWarning, match="random numbers"):
-        assert choose_engine("auto", setting, method)[0].name == "loop"
-
-
-@pytest.mark.filterwarnings("ignore:engine 'fastest'")
-def test_fastest_takes_the_faster_one(monkeypatch):
-    setting, method = small_setting(), methods.create("feddpc")
-    for slow, expected in ((Loop, "stacked"), (Stacked, "loop")):
-        clock = _Clock()
-        monkeypatch.setattr(engine_choice, "time", clock)
-        monkeypatch.setattr(slow, "train", clock.slowed(slow.train))
-        engine, seconds = choose_engine("fastest", setting, method)
-        monkeypatch.undo()
-        assert engine.name == expected
-        assert set(seconds) == {"loop", "threads", "stacked"}
-
-
-class _Clock:
-    """A clock that only advances when the slow engine works."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def perf_counter(self):
-        self.now += 1.0
-        return self.now
-
-    def slowed(self, train):
-        def slow(*args, **kwargs):
-            self.now += 100.0
-            return train(*args, **kwargs)
-
-        return slow
+        assert choose_engine("auto", setting, method).name == "loop"
 
 
 def test_choosing_does_not_change_the_run():
     setting, method = small_setting(), methods.create("fedvarp")
     before, _ = run_rounds(setting, method, Loop(), 3)
     choose_engine("auto", setting, method)
-    with pytest.warns(UserWarning, match="last digits"):
-        choose_engine("fastest", setting, method)
     after, _ = run_rounds(setting, method, Loop(), 3)
     assert torch.equal(before.w, after.w)
 

@@ -123,6 +123,6 @@ def test_what_it_refuses():
         setting = build(config, data=blobs(), module=module, partition=uneven(90))
         assert why in Threads().refuses(setting.task)
         with pytest.warns(UserWarning, match="'loop'"):
-            assert choose_engine("auto", setting, methods.create("fedavg"))[0].name == "loop"
+            assert choose_engine("auto", setting, methods.create("fedavg")).name == "loop"
     setting.task.device = torch.device("cuda")
     assert "CPU" in Threads().refuses(setting.task)

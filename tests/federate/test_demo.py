@@ -46,9 +46,10 @@ def test_an_interrupted_demo_leaves_no_process(mark, demo, how):
     read_to(process, "training")
     assert len(marked(str(mark))) >= 2
     process.send_signal(how)
-    _, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err == ""
+    assert out.splitlines()[-1] == f"continue: feddpc federate demo --tls --nodes 1 --out {mark} --resume"
     assert marked(str(mark)) == []
 
 

@@ -1,5 +1,6 @@
 """`feddpc federate` as a person uses it, as far as no federation has to be started."""
 
+import json
 import socket
 from importlib import metadata
 
@@ -41,27 +42,27 @@ def test_init_says_what_it_wrote_and_what_to_do(federate, tmp_path):
 
 
 def test_keys_are_made_and_said_to_whom_they_go(federate, tmp_path):
-    code, out, _ = federate("keys", tmp_path / "keys", "--host", "fed.example.org", "--nodes", 2)
+    code, out, _ = federate("keys", "make", tmp_path / "keys", "--host", "fed.example.org", "--nodes", 2)
     assert code == 0
     assert f"keep {tmp_path / 'keys' / 'ca.key'} secret" in out
     assert (tmp_path / "keys" / "node-1.pub").exists()
 
 
 def test_check_names_what_is_wrong(federate, tmp_path):
-    federate("keys", tmp_path, "--host", "fed.example.org", "--nodes", 1)
-    code, _, err = federate("check", "127.0.0.1:1", "--ca", tmp_path / "ca.crt")
-    assert code == 2
-    assert err.startswith("error: no server listens at 127.0.0.1:1: start the SuperLink there")
+    federate("keys", "make", tmp_path, "--host", "fed.example.org", "--nodes", 1)
+    code, out, err = federate("check", "127.0.0.1:1", "--ca", tmp_path / "ca.crt")
+    assert (code, err) == (2, "")
+    assert out.splitlines()[-1].startswith("error   connection: no server listens at 127.0.0.1:1: start the SuperLink")
 
 
 @pytest.mark.parametrize(
-    "command", [["demo"], ["keys", "k", "--host", "h", "--nodes", 1], ["check", "h:1", "--ca", "c"]]
+    "command", [["demo"], ["keys", "make", "k", "--host", "h", "--nodes", 1], ["check", "h:1", "--ca", "c"]]
 )
 def test_without_flower_the_extra_is_named(federate, without_flower, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     code, _, err = federate(*command)
     assert code == 2
-    assert "pip install 'feddpc[flower]'" in err
+    assert "pip install 'flwr>=1.41,<1.43'" in err
     assert not list(tmp_path.iterdir())
 
 
@@ -120,6 +121,62 @@ def test_an_app_of_somebody_else(federate, tmp_path, text, message):
     code, _, err = federate("demo", "--app", tmp_path, "--out", tmp_path / "out")
     assert code == 2
     assert message in err
+
+
+def test_an_app_without_a_key_is_named_before_anything_starts(federate, tmp_path):
+    federate("init", tmp_path / "app")
+    path = tmp_path / "app" / "pyproject.toml"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("prometheus")))
+    code, _, err = federate("demo", "--app", tmp_path / "app", "--out", tmp_path / "out", "--prometheus", "9464")
+    assert code == 2
+    assert "has no prometheus in [tool.flwr.app.config]" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "h:1"], "HOST:PORT and --ca belong together"),
+        (["check", "--key", "node-0"], "--key needs both"),
+        (["check", "--superlink", "mine"], "--superlink needs --keys"),
+        (["check", "--keys", "nowhere"], "nowhere/server.crt"),
+        (["keys", "rotate-server", "nowhere"], "nowhere/server.crt"),
+        (["keys", "revoke", "nowhere", "node-0", "--superlink", "mine"], "nowhere has no key 'node-0'"),
+        (["supervise", "nowhere", "mine"], "nowhere is no Flower app"),
+    ],
+)
+def test_what_cannot_be_done_is_named(federate, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = federate(*arguments)
+    assert code == 2
+    assert message in err
+    assert err.startswith("error: ")
+
+
+def test_check_on_the_server_is_one_line_each_and_json(federate, tmp_path):
+    federate("keys", "make", tmp_path, "--host", "fed.example.org", "--nodes", 2)
+    code, out, err = federate("check", "--keys", tmp_path)
+    assert (code, err) == (1, "")
+    assert [line.split(":")[0].split()[-1] for line in out.splitlines()] == [
+        *("feddpc", "flwr", "server.crt", "ca.crt", "server.key", "node-0", "node-1")
+    ]
+    assert "keys register" in out.splitlines()[-1]
+    code, out, _ = federate("check", "--keys", tmp_path, "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert [finding["level"] for finding in found["findings"]] == ["ok"] * 5 + ["warning"] * 2
+    assert found["protocols"] == [1, 1]
+
+
+def test_a_rotation_by_the_commands_that_it_prints(federate, tmp_path):
+    keys = tmp_path / "keys"
+    federate("keys", "make", keys, "--host", "fed.example.org", "--nodes", 1)
+    _, out, _ = federate("keys", "rotate-authority", keys)
+    steps = [line.partition("feddpc federate ")[2].split(",")[0].split() for line in out.splitlines()[1:]]
+    for step in steps:
+        code, _, err = federate(*step)
+        assert (code, err) == (0, "")
+    code, out, _ = federate("check", "--keys", keys)
+    assert "rotation:" not in out
 
 
 @pytest.mark.parametrize("there", [None, "empty", "foreign"])

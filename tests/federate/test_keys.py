@@ -63,7 +63,7 @@ def test_a_certificate_of_the_future_is_named(tmp_path, monkeypatch):
             return dt.datetime(2020, 1, 1, tzinfo=tz)
 
     monkeypatch.setattr(keys.dt, "datetime", Earlier)
-    assert "ca.crt is not valid before 20" in refused(made)
+    assert "server.crt is not valid before 20" in refused(made)
 
 
 def test_a_certificate_of_another_authority_is_named(tmp_path):

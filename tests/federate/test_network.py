@@ -1,47 +1,12 @@
 """Ports and servers: what is wrong with them is said before a node would try for ever."""
 
 import socket
-import ssl
-import threading
-from contextlib import contextmanager
 
 import pytest
 
 from feddpc.errors import BadInputError
 from feddpc.federate import connections, keys
-
-
-@contextmanager
-def listening(context=None):
-    """A server that greets everybody, with TLS if there is a context, and hangs up; gives its port."""
-    with socket.create_server((connections.HOST, 0)) as server:
-
-        def serve():
-            while True:
-                try:
-                    peer, _ = server.accept()
-                except OSError:
-                    return
-                with peer:
-                    try:
-                        if context is None:
-                            peer.sendall(b"HTTP/1.1 400 what?\r\n\r\n")
-                        else:
-                            context.wrap_socket(peer, server_side=True).close()
-                    except OSError:
-                        continue
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
-def showing(made):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made.server, made.server_key)
-    return listening(context)
+from servers import listening, showing
 
 
 def refused(port, ca, host="127.0.0.1"):

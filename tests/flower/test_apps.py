@@ -104,9 +104,10 @@ def test_float_data_and_channel_scaling(method):
     """Samples that are no images; and a scaling that only who has all the data can know."""
     from dataclasses import replace
 
-    from feddpc.build import build, for_method
+    from feddpc.build import build
     from feddpc.config import Config
     from feddpc.engines.loop import Loop
+    from feddpc.method_changes import for_method
     from support import run_rounds
 
     rule = methods.create(method, **({"gan_steps": 3, "seeds": 1} if method == "faug" else {}))

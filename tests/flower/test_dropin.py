@@ -11,9 +11,11 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from feddpc import flower, methods
 from feddpc.errors import BadInputError
-from feddpc.flower.dropin import dropins, sends_plain_updates
+from feddpc.flower.dropin import dropins
 from feddpc.flower.messages import ReplyTensors
+from feddpc.flower.plain_methods import sends_plain_updates
 from feddpc.methods.base import Cohort
+from feddpc.round.server_step import apply_step_
 from federations import NODES, Unreliable, W, move, plain_app, train, vector
 from support import VARIANTS
 
@@ -35,7 +37,7 @@ def by_hand(method, rounds, *, population=NODES, server_lr=1.0):
         even = torch.full((NODES,), 1 / NODES, dtype=torch.float64)
         cohort = Cohort(t, torch.arange(NODES), population, even, torch.ones(NODES), 1.0, server_lr, slots)
         step = method.aggregate(w, server, {"delta": updates(t)}, cohort)
-        w, server, slots = step.apply_(w.clone()), step.server, step.slots
+        w, server, slots = apply_step_(w.clone(), step), step.server, step.slots
     return w
 
 
@@ -205,7 +207,7 @@ class OneByOne(flower.InProcessGrid):
 
 @pytest.mark.parametrize("how", [{}, {"weighting": "samples"}, {"guard": "exclude"}])
 def test_replies_that_come_one_by_one_are_forgotten_one_by_one(how):
-    wanted = {**EVERYBODY, "fraction_evaluate": 0.0, **how}
+    wanted = {**EVERYBODY, "fraction_evaluate": 0.0, "screen": None, **how}
     all_at_once, one_by_one = flower.FedDPC(**wanted), flower.FedDPC(**wanted)
     train(all_at_once, Unreliable(plain_app()))
     grid = OneByOne(plain_app(), NODES)
@@ -221,7 +223,7 @@ def test_a_stream_without_a_quorum_changes_nothing():
         def deliver(self, message):
             return [] if message.metadata.dst_node_id == 1003 else super().deliver(message)
 
-    strategy = flower.FedDPC(**EVERYBODY, fraction_evaluate=0.0, min_replies=NODES)
+    strategy = flower.FedDPC(**EVERYBODY, fraction_evaluate=0.0, min_replies=NODES, screen=None)
     train(strategy, Losing(plain_app(), NODES), 2)
     assert [record.participants for record in strategy.records] == [[], []]
     assert not vector(strategy).any()

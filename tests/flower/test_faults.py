@@ -121,7 +121,6 @@ CHANGES = {
     "negative count": (_counted(-5), "examples"),
     "enormous count": (_counted(10**12), "examples"),
     "count NaN": (_counted(float("nan")), "examples"),
-    "count 1.5": (_counted(1.5), "examples"),
     "a list of counts": (_counted([3, 4]), "examples"),
     "two metric records": (_two_metrics, "metric records"),
 }
@@ -174,7 +173,8 @@ def _stranger(t, replies):
 
 
 def _plain(victim=VICTIM, fault=None, **more):
-    strategy = flower.FedDPC(max_norm=1000.0, min_available_nodes=NODES, fraction_evaluate=0.0, **more)
+    counted = {"weighting": "samples", "max_examples": 10**9}
+    strategy = flower.FedDPC(max_norm=1000.0, min_available_nodes=NODES, fraction_evaluate=0.0, **counted, **more)
     grid = Unreliable(plain_app(), victim=victim, fault=fault)
     train(strategy, grid)
     return strategy
@@ -212,6 +212,12 @@ def test_a_bad_reply_costs_its_sender_a_vote(run, fault, reason, without):
     strategy = run(fault=_with(fault))
     _check(strategy, without[run], reason)
     assert strategy.records[ROUND - 1].rejected == [strategy.refusals[0].client]
+
+
+def test_whoever_counts_samples_counts_whole_ones(without):
+    """The weights of a drop-in are any positive numbers, as in Flower."""
+    _check(_whole(fault=_with(_counted(1.5))), without[_whole], "examples")
+    assert _plain(fault=_with(_counted(1.5))).refusals == []
 
 
 @KINDS
@@ -311,7 +317,7 @@ def test_metrics_of_another_kind_are_left_out_of_the_mean_but_the_update_counts(
         metrics = next(iter(reply.content.metric_records.values()))
         metrics["loss"] = [1.0, 2.0]
 
-    strategy = flower.FedDPC(min_available_nodes=NODES, fraction_evaluate=0.0)
+    strategy = flower.FedDPC(min_available_nodes=NODES, fraction_evaluate=0.0, weighting="samples")
     result = train(strategy, Unreliable(plain_app(), victim=VICTIM, fault=_with(odd)))
     others = [n for n in range(NODES) if n != VICTIM]
     expected = sum((10 + n) * n for n in others) / sum(10 + n for n in others)

@@ -176,13 +176,13 @@ class TestVoidRounds:
         assert "the node says" in str(error.value)
         assert len(strategy.records) == 3
 
-    def test_a_count_that_is_refused_is_named(self):
-        def fractional(reply):
-            reply.content["metrics"]["num-examples"] = 0.5
+    def test_a_weight_that_is_refused_is_named(self):
+        def negative(reply):
+            reply.content["metrics"]["num-examples"] = -0.5
             return reply
 
-        with pytest.raises(VoidRoundsError, match=r"0\.5 examples"):
-            train(flower.FedAvg(**EVERYBODY), Broken(plain_app(), fractional), 5)
+        with pytest.raises(VoidRoundsError, match=r"num-examples.*-0\.5"):
+            train(flower.FedAvg(**EVERYBODY, weighting="samples"), Broken(plain_app(), negative), 5)
 
     def test_the_run_goes_on_from_there_when_the_cause_is_gone(self, tmp_path):
         wanted = {**EVERYBODY, "folder": tmp_path / "run"}

@@ -209,7 +209,7 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path):
 
 
 def test_a_finished_run_reads_like_one_of_the_simulator(tmp_path):
-    from feddpc.runs.record import load
+    from feddpc.runs.stored import load
 
     server, client = halves()
     strategy = flower.strategy("feddpc", **server, folder=tmp_path / "run")

@@ -78,7 +78,7 @@ def test_a_client_beyond_the_bound_abstains_and_says_no_number():
     ids, method = cohort_of(setting), methods.create("feddpc", form="client")
     plan = setting.planner.plan(1, np.array(ids))
     down = {"g": torch.zeros_like(setting.w0)}
-    norms = Loop().train(method, setting.task, setting.w0, down, {}, plan, 0.05).up["delta"].norm(dim=1)
+    norms = Loop().train(method, setting.task, setting.w0, down, {}, plan, 0.05).uploads["delta"].norm(dim=1)
     longest = int(norms.argmax())
     bound = float(norms.sort().values[-2:].mean())
     strategy, _ = federated(setting, snapshots=snapshots, max_norm=bound)

@@ -10,14 +10,16 @@ from flwr.app import MetricRecord
 from torch import nn
 
 from feddpc import flower, methods
-from feddpc.build import TaskParts, build, for_method
+from feddpc.build import build
 from feddpc.config import Config, keys
 from feddpc.data import Dataset
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, RunFolderError
+from feddpc.method_changes import for_method
 from feddpc.runs.checkpoint import load_model
 from feddpc.runs.record import read_records
 from feddpc.runs.runner import execute
+from feddpc.task_parts import TaskParts
 from feddpc.tasks import Regression
 from federations import Unreliable, forged, halves, train
 from support import run_rounds, small_setting
@@ -195,7 +197,8 @@ class TestBestRound:
     @pytest.mark.parametrize("values", [{}, {"validation": 0.2}], ids=["test", "validation"])
     def test_it_is_the_model_of_the_simulator(self, values, tmp_path):
         strategy, result, made = self.run(folder=tmp_path / "run", **values)
-        expected = execute(made, method=methods.create("fedavg"), engine="loop")
+        in_loop = dataclasses.replace(made, config=dataclasses.replace(made.config, engine="loop"))
+        expected = execute(in_loop, method=methods.create("fedavg"))
         for name, value in made.task.flat.parameters(expected.w).items():
             assert torch.equal(torch.from_numpy(result.arrays[name].numpy()), value)
         summary = json.loads((tmp_path / "run" / "summary.json").read_text())

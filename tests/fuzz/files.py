@@ -25,7 +25,7 @@ from feddpc.federate import keys
 from feddpc.paper import records, tuned
 from feddpc.report import tables
 from feddpc.round.state import RunState
-from feddpc.runs import checkpoint, record
+from feddpc.runs import checkpoint, stored
 from feddpc.study import plan
 from fuzz.place import FOLDER, file, target
 
@@ -130,7 +130,7 @@ def rounds_jsonl(content: bytes) -> None:
     folder = _run_folder()
     file("rounds.jsonl", content, folder)
     tables.rows(tables.collect(folder, []))
-    record.load(folder)
+    stored.load(folder)
 
 
 @target
@@ -143,7 +143,7 @@ def run_json(content: bytes) -> None:
         file(f"{name}.json", content, folder)
     try:
         tables.rows(tables.collect(folder, []))
-        record.load(folder)
+        stored.load(folder)
     finally:
         for name in ("summary", "environment", "privacy", "holdings"):
             (folder / f"{name}.json").unlink()

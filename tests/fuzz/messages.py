@@ -25,9 +25,7 @@ from torch import nn
 
 from feddpc import flower
 from feddpc.errors import FeddpcError
-from feddpc.flower import client as client_module
-from feddpc.flower import client_registry
-from feddpc.flower import messages as flower_messages
+from feddpc.flower import versions
 from feddpc.flower.client import Memory
 from feddpc.flower.client_app_strategy import ClientAppStrategy
 from feddpc.flower.messages import REFUSED, REPLY, pack
@@ -90,10 +88,17 @@ def arrived(content: bytes) -> RecordDict | None:
 @contextlib.contextmanager
 def one_version() -> Iterator[None]:
     """Let messages of the corpus, which name a version, fit every version of the library."""
-    with contextlib.ExitStack() as stack:
-        for module in (client_module, flower_messages, client_registry):
-            stack.enter_context(mock.patch.object(module, "__version__", "fuzz"))
+    with (
+        mock.patch.object(versions, "stated", return_value="fuzz"),
+        mock.patch.object(versions, "agreed", lambda theirs, them, us: _same_version(theirs)),
+    ):
         yield
+
+
+def _same_version(theirs: object) -> int:
+    if theirs != "fuzz":
+        raise versions.ProtocolError(f"the version is {theirs!r}")
+    return 1
 
 
 class Foreign(flower.InProcessGrid):
@@ -130,9 +135,10 @@ def invited() -> tuple[list[Message], Message]:
 
 def served(made: MethodStrategy, hear: Callable[[], object]) -> None:
     """Let a server hear something, and see that nothing is spoilt."""
+    made.run_log._unwritten = None
     made.records.clear()
     made.refusals.clear()
-    made._void.clear()
+    made._void.forget()
     hear()
     assert bool(made.now.w.isfinite().all()), "a reply spoilt the model"
 
@@ -166,7 +172,7 @@ def flower_evaluation(content: bytes) -> None:
     made.sent, honest = evaluated()
     to = next(message for message in made.sent if message.metadata.dst_node_id == 1000)
     metrics = made.aggregate_evaluate(1, [Message(found, reply_to=to), honest])
-    made.pending.clear()
+    made.run_log.pending.clear()
     assert metrics is not None, "a reply cost an honest one its place"
     assert set(metrics) <= {"accuracy", "loss"}, "a reply added a metric"
     assert all(np.isfinite(value) for value in metrics.values()), "a reply spoilt a mean"

@@ -12,6 +12,7 @@ from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.methods.base import Cohort
 from feddpc.quadratic import trajectory
+from feddpc.round.server_step import apply_step_
 from support import Q4, on_quadratics, run_rounds, small_setting
 
 F64 = torch.float64
@@ -83,7 +84,7 @@ def extrapolation(updates, **hyper):
     m = len(u)
     cohort = Cohort(1, torch.arange(m), m, torch.full((m,), 1 / m, dtype=F64), torch.ones(m, dtype=F64), 1.0, 1.0)
     step = methods.create("fedexp", **hyper).aggregate(torch.zeros(u.shape[1], dtype=F64), {}, {"delta": u}, cohort)
-    return float(step.notes["extrapolation"]), -step.apply_(torch.zeros(u.shape[1], dtype=F64)).numpy()
+    return float(step.notes["extrapolation"]), -apply_step_(torch.zeros(u.shape[1], dtype=F64), step).numpy()
 
 
 @pytest.mark.parametrize(("m", "eta"), [(10, 5.0), (4, 2.0), (2, 1.0), (1, 1.0)])
@@ -256,7 +257,7 @@ def test_the_order_of_clients_does_not_matter(name):
         cohort = Cohort(3, order, 4, weights, steps, 0.1, 0.2, slots)
         up = dict.fromkeys(("delta", "change", "sent"), u[order])
         made.append(method.aggregate(w, server, up, cohort))
-    same(made[0].apply_(w.clone()), made[1].apply_(w.clone()))
+    same(apply_step_(w.clone(), made[0]), apply_step_(w.clone(), made[1]))
     for key, value in made[0].server.items():
         same(value, made[1].server[key])
 
@@ -268,7 +269,7 @@ def test_fedexp_may_evaluate_the_mean_of_two_iterates():
     same(method.evaluated(w, server), w)
     cohort = Cohort(1, torch.arange(1), 3, torch.ones(1, dtype=F64), torch.ones(1, dtype=F64), 1.0, 1.0)
     step = method.aggregate(w, server, {"delta": torch.tensor([[2.0, 0.0]], dtype=F64)}, cohort)
-    same(method.evaluated(step.apply_(w.clone()), step.server), [0.0, 2.0])
+    same(method.evaluated(apply_step_(w.clone(), step), step.server), [0.0, 2.0])
 
 
 @given(seed=st.integers(0, 10_000), d=st.integers(1, 6), n=st.integers(1, 5))

@@ -127,7 +127,7 @@ def test_who_needs_only_sums_cannot_tell_rows_from_their_mean(method):
     probes = probe_cohort(setting, method, Loop(), progress, plan, cohort)[2]
     down = method.broadcast(w, progress.server, probes if method.reports else {}, cohort) | setting.one_time_payload
     own = progress.clients.read(plan.clients) | probes
-    up = Loop().train(method, setting.task, w, down, own, plan, 0.05).up
+    up = Loop().train(method, setting.task, w, down, own, plan, 0.05).uploads
     rows, notes = method.transform(progress.server, up, cohort)
     rows = {k: stacked(v) for k, v in rows.items()}
     if getattr(method, "guard", "") != "exclude":

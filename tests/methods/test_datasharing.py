@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from feddpc import compare, methods
-from feddpc.build import build, for_method
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
+from feddpc.method_changes import for_method
 from feddpc.quadratic import trajectory
+from feddpc.runs.provenance import privacy_note
 from feddpc.tasks.base import BatchIndices
 from support import Q4, run_rounds, setting_for, small_setting, uneven
 
@@ -25,14 +27,15 @@ def test_the_shared_set_is_balanced_disjoint_and_never_of_the_test_set():
     method = methods.create("datasharing", beta=0.2, fraction=0.5)
     setting = setting_for(method, cohort=2)
     labels = setting.data.y_train
-    G = setting.reserve
+    G = setting.reserved_ids
     assert np.bincount(labels[G]).tolist() == [6, 6, 6]  # 0.2 * 90 / 3 of every class
     for before, after in zip(setting.partition, setting.planner.partition, strict=True):
         assert not set(before) & set(G)
         assert after[: len(before)].tolist() == before.tolist()
         assert set(after[len(before) :]) <= set(G)
         assert len(after) - len(before) == 9
-    assert setting.privacy_note(method)["disclosed"] == {"samples_at_the_server": 18, "samples_sent_to_each_client": 9}
+    disclosed = privacy_note(setting, method)["disclosed"]
+    assert disclosed == {"samples_at_the_server": 18, "samples_sent_to_each_client": 9}
     # Training sees x_train only: task.x is the training set, unchanged.
     assert setting.task.x.shape[0] == len(labels)
 
@@ -40,7 +43,7 @@ def test_the_shared_set_is_balanced_disjoint_and_never_of_the_test_set():
 def test_the_warm_up_learns_the_shared_set():
     method = methods.create("datasharing", beta=0.2, warmup=20)
     cold, warm = small_setting(reserve=0.2), setting_for(method)
-    rows = BatchIndices(torch.from_numpy(warm.reserve))
+    rows = BatchIndices(torch.from_numpy(warm.reserved_ids))
     before, after = (float(s.task.loss(s.w0, s.task.fetch(rows))) for s in (cold, warm))
     assert after < 0.5 * before
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from feddpc import methods
 from feddpc.errors import BadInputError
-from feddpc.methods._algebra import project_out, residuals
-from feddpc.methods._feddpc_forms import Stream
+from feddpc.methods._algebra import project_out_, residuals
+from feddpc.methods._feddpc_stream import Stream
 from feddpc.methods.base import ClientContext, Cohort
 from feddpc.methods.feddpc import FedDPC
 from feddpc.quadratic import trajectory
+from feddpc.round.server_step import apply_step_
 from support import Q4
 
 F64 = torch.float64
@@ -144,7 +145,7 @@ def test_affine_in_lambda_and_the_ablation_is_the_slope():
     no_scaling = direction(1.0, D, g, scaling=False)
     close(direction(2.0, D, g) - direction(1.0, D, g), no_scaling)
     close(direction(-0.7, D, g), direction(0.0, D, g) - 0.7 * no_scaling)
-    close(no_scaling, project_out(D.mean(0), g))
+    close(no_scaling, project_out_(D.mean(0), g))
 
 
 @pytest.mark.parametrize("factor", [3.0, -2.0, 1e-9, -1e12])
@@ -180,7 +181,7 @@ def test_a_multiple_of_g_changes_the_scale_only():
 def test_updates_orthogonal_to_g():
     """Property 8."""
     D, g = stack()
-    D = torch.stack([project_out(row, g) for row in D])
+    D = torch.stack([project_out_(row.clone(), g) for row in D])
     close(direction(1.5, D, g), 2.5 * D.mean(0))
 
 
@@ -189,7 +190,7 @@ def test_only_the_ratio_of_rates_matters():
     D, g = stack()
     w, rule = torch.zeros(7, dtype=F64), FedDPC()
     steps = [
-        rule.aggregate(w, {"delta": g}, {"delta": D}, cohort(5, client_lr=lr, server_lr=2 * lr)).apply_(w.clone())
+        apply_step_(w.clone(), rule.aggregate(w, {"delta": g}, {"delta": D}, cohort(5, client_lr=lr, server_lr=2 * lr)))
         for lr in (0.1, 0.7)
     ]
     close(steps[0], steps[1])
@@ -340,7 +341,7 @@ def test_streaming_needs_at_most_four_vectors():
 import sys
 from pathlib import Path
 import torch
-from feddpc.methods._feddpc_forms import Stream
+from feddpc.methods._feddpc_stream import Stream
 from feddpc.methods.feddpc import FedDPC
 d = 8_000_000
 g = torch.ones(d)

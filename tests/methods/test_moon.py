@@ -90,13 +90,13 @@ def test_a_first_participation_in_a_later_round_is_fedavg(engine):
         engine.train(m, setting.task, later, {}, own, plan, 0.05)
         for m, own in ((MOON_SMALL, fresh), (methods.create("fedavg"), {}))
     )
-    torch.testing.assert_close(a.up["delta"], b.up["delta"], rtol=0, atol=1e-12)
-    torch.testing.assert_close(a.own["prev"], later - a.up["delta"], rtol=0, atol=1e-12)
-    assert a.own["seen"].tolist() == [1, 1, 1]
+    torch.testing.assert_close(a.uploads["delta"], b.uploads["delta"], rtol=0, atol=1e-12)
+    torch.testing.assert_close(a.memory["prev"], later - a.uploads["delta"], rtol=0, atol=1e-12)
+    assert a.memory["seen"].tolist() == [1, 1, 1]
     used = engine.train(
         MOON_SMALL, setting.task, later, {}, {**fresh, "seen": torch.ones_like(fresh["seen"])}, plan, 0.05
     )
-    assert float((used.up["delta"] - b.up["delta"]).norm()) > 1e-4
+    assert float((used.uploads["delta"] - b.uploads["delta"]).norm()) > 1e-4
 
 
 def test_the_objective_is_that_of_separate_networks():

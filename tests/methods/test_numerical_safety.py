@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from feddpc import methods
 from feddpc.methods.base import ClientContext, Cohort, Method
 from feddpc.methods.feddpc import FedDPC
+from feddpc.round.server_step import apply_step_
 from support import VARIANTS
 
 F32, F64 = torch.float32, torch.float64
@@ -86,7 +87,7 @@ class Server:
         up = {k: torch.stack([s[k] for s in sent]) for k in sent[0]}
         made = self.method.aggregate(self.w, self.server, up, cohort)
         before = self.w.clone()
-        made.apply_(self.w)
+        apply_step_(self.w, made)
         self.server = made.server
         self.made = made
         return self.w - before

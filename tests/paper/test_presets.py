@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddpc.build import resolve
 from feddpc.cli import app
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.specs import spec
 from feddpc.errors import BadInputError
 from feddpc.paper import presets
+from feddpc.resolve import resolve
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)

@@ -11,8 +11,8 @@ from feddpc.paper import documents, planned_rows, records, reproduction, tables
 from feddpc.paper.study import all_runs
 from feddpc.paper.study_spec import PaperSpec
 from feddpc.paper.tuned import Tuned
-from feddpc.runs.record import load
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
+from feddpc.runs.stored import load
 
 #: Two methods, two rounds, two settings.
 SMALL = {"alphas": (0.2,), "seeds": (0, 1), "changes": {"rounds": 2}, "rows": ("feddpc", "fedavg"), "rates": (0.3, 0.1)}

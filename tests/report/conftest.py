@@ -7,7 +7,7 @@ import pytest
 
 from browser import Browser, find_chromium
 from feddpc.config import Config, write_toml
-from feddpc.runs.record import StoredRun
+from feddpc.runs.stored import StoredRun
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.robust import attacks, faults
-from feddpc.runs.runner import Stop, execute
+from feddpc.runs.runner import execute
+from feddpc.runs.stop import Stop
 from support import compare_with_loop, run_rounds, same_memories, setting_for, small_setting
 
 F64 = torch.float64
@@ -154,8 +155,8 @@ def test_records_say_who_did_what():
 
 
 def test_honest_rounds_have_no_faults_in_their_records(tmp_path):
-    setting = small_setting(faults={"replayed": 0.5}, cohort=8, rounds=2)
-    execute(setting, out=tmp_path / "run", engine="loop")
+    setting = small_setting(faults={"replayed": 0.5}, cohort=8, rounds=2, engine="loop")
+    execute(setting, out=tmp_path / "run")
     lines = [json.loads(text) for text in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert "faults" not in lines[0]
     assert len(lines[1]["faults"]["replayed"]) == 4
@@ -174,19 +175,18 @@ def test_a_resumed_run_remembers_what_attackers_and_the_screen_know(tmp_path):
         "faults": {"replayed": 0.4, "parallel": 0.2, "scaled": 0.1},
         "screen": {"norm": 3.0},
         "rule": "geometric_median",
+        "engine": "stacked",
     }
     method = methods.create("feddpc")
-    whole = execute(small_setting(**how), method=method, engine="stacked")
+    whole = execute(small_setting(**how), method=method)
     stop = Stop()
 
     def after_three(record):
         stop.wanted = record["round"] == 3
 
-    first = execute(
-        small_setting(**how), method=method, engine="stacked", out=tmp_path / "run", on_round=after_three, stop=stop
-    )
+    first = execute(small_setting(**how), method=method, out=tmp_path / "run", on_round=after_three, stop=stop)
     assert first.status == "interrupted"
-    rest = execute(small_setting(**how), method=method, engine="stacked", out=tmp_path / "run", resume=True)
+    rest = execute(small_setting(**how), method=method, out=tmp_path / "run", resume=True)
     assert torch.equal(rest.w, whole.w)
     strip = [{k: v for k, v in r.items() if k != "seconds"} for r in whole.records]
     assert [{k: v for k, v in r.items() if k != "seconds"} for r in rest.records] == strip

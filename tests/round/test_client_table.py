@@ -292,3 +292,10 @@ def test_available_memory(tmp_path):
     for text, expected in (("max\n", 8_000_000 * 1024), ("2000000000\n", 2 * GB)):
         (tmp_path / "sys/fs/cgroup/memory.max").write_text(text)
         assert available_memory(tmp_path) == expected
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text("1500000000\n")
+    assert available_memory(tmp_path) == GB // 2
+    # Cached files can be dropped.
+    (tmp_path / "sys/fs/cgroup/memory.stat").write_text("anon 9\nactive_file 7\ninactive_file 300000000\nshmem 1\n")
+    assert available_memory(tmp_path) == 800_000_000
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text("2900000000\n")
+    assert available_memory(tmp_path) == 0

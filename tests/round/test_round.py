@@ -184,3 +184,16 @@ def test_a_million_clients_leave_no_trace_in_a_stateless_round():
         tracemalloc.stop()
         assert len(record.participants) == 10
     assert peaks[1] < peaks[0] + 100_000
+
+
+@ENGINES
+@pytest.mark.parametrize("name", ["feddpc", "scaffold"])
+def test_a_round_whose_updates_are_all_rejected_is_counted(name, engine):
+    method, meters = methods.create(name), []
+    for bad in ([], [0, 1]):
+        state = RunState.begin(method, torch.zeros(3, dtype=torch.float64), 5)
+        record = run_round(federation([[0, 1]], bad=bad), method, engine, state)
+        assert record.rejected == bad
+        meters.append(state.meter)
+    for what in ("clients", "steps", "down", "up", "gradients"):
+        assert getattr(meters[0], what) == getattr(meters[1], what) > 0

@@ -15,7 +15,8 @@ from feddpc.errors import BadInputError, RunFolderError
 from feddpc.methods.base import Step
 from feddpc.round.client_table import ClientTable
 from feddpc.runs import checkpoint, record
-from feddpc.runs.runner import Stop, execute
+from feddpc.runs.runner import execute
+from feddpc.runs.stop import Stop
 from feddpc.study.compare import Overrides, compare
 from support import small_setting
 

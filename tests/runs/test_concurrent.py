@@ -110,7 +110,7 @@ def test_a_twin_shares_the_data_and_nothing_that_a_call_changes():
 
 
 def test_a_wish_to_stop_reaches_all(tmp_path):
-    from feddpc.runs.runner import Stop
+    from feddpc.runs.stop import Stop
 
     class Sees:
         def __init__(self, stop):

@@ -7,11 +7,11 @@ import pytest
 from feddpc import methods
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
-from feddpc.runs.costs import POPULATION, measure
+from feddpc.runs.costs import POPULATION, count_costs
 from support import VARIANTS, run_rounds, setting_for
 
 N = POPULATION
-#: down, up, client state, server state in multiples of d; gradients and passes a local step of FedAvg.
+#: down, up, client state, server state in multiples of d; gradients and passes per local step of FedAvg.
 SPECIFIED = {
     "feddpc": (1, 1, 0, 1, 1, 1),
     "feddpc client": (2, 1, 0, 1, 1, 1),
@@ -47,7 +47,7 @@ SPECIFIED = {
 
 @pytest.mark.parametrize("name", SPECIFIED)
 def test_counted_costs_are_those_of_the_specification(name):
-    m = measure(VARIANTS[name])
+    m = count_costs(VARIANTS[name])
     counted = (m.down, m.up, m.client_state, m.server_state, m.gradients, m.passes)
     # A flag or a membership list is a few numbers beside vectors of some hundred.
     assert counted == pytest.approx(SPECIFIED[name], abs=0.05)
@@ -59,18 +59,18 @@ def test_every_method_is_specified():
 
 def test_fedamds_work_follows_its_roles():
     """Anchors make one pass of gradients, miners two a step; both send one vector, and everybody is sent two."""
-    m = measure(methods.create("fedamd", p=0.5))
+    m = count_costs(methods.create("fedamd", p=0.5))
     assert (m.down, m.up, m.client_state, m.server_state) == (2, 1, 1, 1)
     assert 1 < m.gradients < 2
-    assert measure(methods.create("fedamd", p=0.0)).gradients == 2
-    assert measure(methods.create("fedamd", p=1.0)).gradients == 1
+    assert count_costs(methods.create("fedamd", p=0.0)).gradients == 2
+    assert count_costs(methods.create("fedamd", p=1.0)).gradients == 1
 
 
 @pytest.mark.parametrize(
     ("name", "down", "up"), [("datasharing", 1, 0), ("fedbr", 1, 1), ("gmm", 1, 1), ("faug", 1, 1)]
 )
 def test_what_travels_once(name, down, up):
-    m = measure(VARIANTS[name])
+    m = count_costs(VARIANTS[name])
     assert (m.down_once > 0, m.up_once > 0) == (bool(down), bool(up))
 
 
@@ -78,7 +78,7 @@ def test_what_travels_once(name, down, up):
 def test_methods_declare_what_is_counted(name):
     """The first of two alternatives is the default; N and C stand for clients and clusters."""
     method = VARIANTS[name]
-    m = measure(method)
+    m = count_costs(method)
     for key in ("down", "up", "client_state", "server_state"):
         declared = getattr(method.costs, key).split(" / ")[0].split(" + ")[0]
         if re.fullmatch(r"[\dNC+]+", declared):
@@ -92,15 +92,15 @@ def test_methods_declare_what_is_counted(name):
 @pytest.mark.parametrize(("name", "hyper"), [("fedamd", {}), ("scaffold", {"warm": True})])
 def test_a_survey_is_counted(name, hyper):
     """Before round 1 every client receives the model, makes one pass over its data and sends a vector."""
-    m = measure(methods.create(name, **hyper))
+    m = count_costs(methods.create(name, **hyper))
     assert (m.down_once, m.up_once) == (1, 1)
     assert m.gradients_once == 2  # eight samples in batches of four
-    assert measure(methods.create("scaffold")).gradients_once == 0
+    assert count_costs(methods.create("scaffold")).gradients_once == 0
 
 
 def test_vector_work_is_counted():
     """The paper's Table 1 in our unit: FedProx works more a step than FedAvg, FedDPC's server more than FedAvg's."""
-    avg, prox, dpc, exp = (measure(methods.create(n)) for n in ("fedavg", "fedprox", "feddpc", "fedexp"))
+    avg, prox, dpc, exp = (count_costs(methods.create(n)) for n in ("fedavg", "fedprox", "feddpc", "fedexp"))
     assert avg.client_work < prox.client_work
     assert avg.server_work < exp.server_work < dpc.server_work
     assert dpc.client_work == avg.client_work

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import feddpc
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
 
 QUICK = {"clients": 20, "cohort": 2, "model": "mlp", "engine": "loop", "method": "fedavg"}
 

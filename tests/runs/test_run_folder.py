@@ -13,12 +13,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from feddpc import experiment, methods, storage
+from feddpc import methods, storage
 from feddpc.build import build
 from feddpc.config import Config
 from feddpc.errors import RunFolderError
-from feddpc.runs import checkpoint, record
-from feddpc.runs.runner import Stop, execute
+from feddpc.runs import checkpoint, provenance, record
+from feddpc.runs import stored as stored_runs
+from feddpc.runs.runner import execute
+from feddpc.runs.stop import Stop
 from support import VARIANTS, blobs, small_setting, tiny_net, uneven
 
 
@@ -86,7 +88,7 @@ def test_what_a_run_folder_holds(tmp_path):
     assert summary["rounds"] == 6
     assert summary["method"] == "feddpc"
     assert summary["hyper"]["lam"] == 1.0
-    stored = record.load(tmp_path / "r")
+    stored = stored_runs.load(tmp_path / "r")
     assert stored.config == outcome.config
     assert stored.config.engine == "loop"
     assert stored.environment["torch"] == torch.__version__
@@ -96,15 +98,15 @@ def test_what_a_run_folder_holds(tmp_path):
 
 def test_a_run_folder_says_who_holds_what(tmp_path, monkeypatch):
     outcome = run(tmp_path / "r", rounds=1)
-    counts = record.load(tmp_path / "r").holdings["counts"]
+    counts = stored_runs.load(tmp_path / "r").holdings["counts"]
     assert [sum(row) for row in counts] == [3, 9, 1, 6, 13, 2, 5, 7]
     labels = outcome.experiment.data.y_train
     for row, mine in zip(counts, outcome.experiment.partition, strict=True):
         assert row == [(labels[mine] == c).sum() for c in range(3)]
-    assert record.load(tmp_path / "r").holdings["classes"] == ["0", "1", "2"]
-    monkeypatch.setattr(experiment, "MOST_HOLDINGS", 23)  # eight clients, three classes
+    assert stored_runs.load(tmp_path / "r").holdings["classes"] == ["0", "1", "2"]
+    monkeypatch.setattr(provenance, "MOST_HOLDINGS", 23)  # eight clients, three classes
     run(tmp_path / "many", rounds=1)
-    assert record.load(tmp_path / "many").holdings == {}
+    assert stored_runs.load(tmp_path / "many").holdings == {}
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
@@ -151,7 +153,7 @@ def test_more_rounds_may_be_asked_for(tmp_path):
     run(tmp_path / "short", rounds=4)
     longer = run(tmp_path / "short", rounds=6, resume=True)
     assert torch.equal(whole.w, longer.w)
-    assert record.load(tmp_path / "short").config.rounds == 6
+    assert stored_runs.load(tmp_path / "short").config.rounds == 6
     assert lines(tmp_path / "whole") == lines(tmp_path / "short")
     with pytest.raises(RunFolderError, match="past round 6"):
         run(tmp_path / "short", rounds=3, resume=True)
@@ -165,7 +167,7 @@ def test_the_former_last_round_counts_only_if_its_model_may_be_kept(tmp_path, ke
     extended = execute(longer, out=tmp_path / "run", resume=True)
     evaluated = [r["round"] for r in extended.records if r["test_loss"] is not None]
     assert evaluated == ([3, 6, 8] if keep == "last" else [3, 4, 6, 8])
-    stored = record.load(tmp_path / "run")
+    stored = stored_runs.load(tmp_path / "run")
     assert stored.records == extended.records
     assert stored.summarize("finished")["best_round"] == extended.summary["best_round"]
     if keep == "last":
@@ -234,12 +236,12 @@ def test_foreign_and_damaged_folders_are_explained(tmp_path):
     run(tmp_path / "r")
     (tmp_path / "r" / "rounds.jsonl").write_text('{"round": 1}\nnonsense\n')
     with pytest.raises(RunFolderError, match=r"rounds.jsonl, line 2"):
-        record.load(tmp_path / "r")
+        stored_runs.load(tmp_path / "r")
     (tmp_path / "r" / "config.toml").write_text("tree = 3")
     with pytest.raises(RunFolderError, match="no run folder of this program"):
-        record.load(tmp_path / "r")
+        stored_runs.load(tmp_path / "r")
     with pytest.raises(RunFolderError, match="no run folder"):
-        record.load(tmp_path / "absent")
+        stored_runs.load(tmp_path / "absent")
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):

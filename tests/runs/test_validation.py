@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods, simulate
-from feddpc.build import build, for_method
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError
+from feddpc.method_changes import for_method
 from feddpc.runs.record import read_records
 from feddpc.runs.runner import execute
 from feddpc.validation import held_out
@@ -62,7 +63,7 @@ def test_no_method_gets_at_them(name):
     setting = for_method(judged(reserve=method.reserve), method)
     order = setting.planner.partition.order
     assert not set(setting.held_out.tolist()) & set(order.tolist())
-    assert not set(setting.held_out.tolist()) & set(setting.reserve.tolist())
+    assert not set(setting.held_out.tolist()) & set(setting.reserved_ids.tolist())
 
 
 @pytest.mark.parametrize("name", ["feddpc", "moon", "faug", "feddyn clients", "fedexp pair"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
 from feddpc.study import Processes, run_study, workers
 from feddpc.study.workers import RunBatch, run_batch
 from forked import Forked

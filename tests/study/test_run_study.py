@@ -12,7 +12,7 @@ from feddpc.errors import BadInputError
 from feddpc.report import tables
 from feddpc.runs import runner
 from feddpc.runs.record import RunFolder
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
 from feddpc.study import InProcess, Processes, RunSpec, StudyPlan, gather, run_study, scan, setup_cache, workers
 from feddpc.study import runner as study_runner
 from feddpc.study.folder import StudyFolder

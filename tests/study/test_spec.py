@@ -113,6 +113,22 @@ def test_data_count_by_content_not_by_name(tmp_path, monkeypatch):
     assert RunSpec(config(data="a.npz", clients=3)).key == keys["a"]
 
 
+def test_every_row_of_data_in_files_counts(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (600, 8, 8), dtype=np.uint8), np.arange(600) % 3
+
+    def key_of(**change):
+        arrays = {"x_train": x, "y_train": y, "x_test": x[:90], "y_test": y[:90]} | change
+        np.savez(tmp_path / "d.npz", **arrays)
+        return RunSpec(config(data=str(tmp_path / "d.npz"), clients=3)).key
+
+    other = x.copy()
+    other[7] = 255 - other[7]
+    keys = [key_of(), key_of(x_train=other), key_of(x_test=other[:90]), key_of()]
+    assert keys[0] == keys[3]
+    assert len(set(keys)) == 3
+
+
 def test_a_method_of_ones_own_counts_by_its_code(tmp_path):
     code = (
         "from dataclasses import dataclass\nfrom feddpc.methods import Method\n"

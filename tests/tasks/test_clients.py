@@ -1,5 +1,6 @@
 """Metrics at each client, personalization, and transforms of training batches."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+import feddpc
 from feddpc import methods
-from feddpc.build import TaskParts, build
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
@@ -19,6 +21,8 @@ from feddpc.errors import BadInputError
 from feddpc.round.client_evaluation import split_clients
 from feddpc.runs.record import read_records
 from feddpc.runs.runner import execute
+from feddpc.task_parts import TaskParts
+from feddpc.tasks.measures import measure_of
 from support import run_rounds
 
 RNG = np.random.default_rng(1)
@@ -49,7 +53,7 @@ def test_every_client_keeps_some_samples_out_of_training():
 def test_each_client_is_evaluated_on_its_own_samples(engine):
     setting = experiment(evaluate_clients=True, finetune_steps=3)
     state, records = run_rounds(setting, FEDAVG, engine(), 2)
-    found, task = records[-1].clients, setting.task
+    found, task = records[-1].client_metrics, setting.task
     for client in range(12):
         mine = torch.tensor(setting.client_tests[client])
         scores = task.outputs(state.w, task.x[mine].double())
@@ -67,7 +71,7 @@ def test_fine_tuning_makes_local_steps_from_the_model_and_leaves_it():
     b, second = run_rounds(plain, FEDAVG, Loop(), 2)
     assert torch.equal(a.w, b.w)
     assert a.meter.gradients == b.meter.gradients
-    assert first[-1].clients["accuracy"] == second[-1].clients["accuracy"]
+    assert first[-1].client_metrics["accuracy"] == second[-1].client_metrics["accuracy"]
     plan, w = replace(tuned.planner, epochs=5).plan(2, np.array([3])), a.w.clone()
     for k in range(5):
         ids = torch.from_numpy(plan.index[0, k, : plan.count[0, k]])
@@ -76,7 +80,7 @@ def test_fine_tuning_makes_local_steps_from_the_model_and_leaves_it():
         w = w - 0.2 * torch.autograd.grad(loss, leaf)[0]
     mine = torch.tensor(tuned.client_tests[3])
     loss = nn.functional.cross_entropy(tuned.task.outputs(w, tuned.task.x[mine].double()), tuned.task.y[mine])
-    assert first[-1].clients["finetuned_loss"][3] == pytest.approx(loss.item(), abs=1e-12)
+    assert first[-1].client_metrics["finetuned_loss"][3] == pytest.approx(loss.item(), abs=1e-12)
 
 
 def test_a_run_folder_has_the_values_of_every_client(tmp_path):
@@ -133,3 +137,56 @@ def test_settings_out_of_range(values):
     (name,) = values
     with pytest.raises(BadInputError, match=name):
         Config.read(values)
+
+
+def fails_always(outputs, targets):
+    raise ZeroDivisionError("mine")
+
+
+def several(outputs, targets):
+    return outputs.mean(0)
+
+
+def fails_for_few(outputs, targets):
+    if len(targets) < 5:
+        raise ValueError("too few")
+    return 1.0
+
+
+@pytest.mark.parametrize(("metric", "word"), [(fails_always, "mine"), (several, "one number")])
+def test_a_metric_that_fails_is_refused_before_round_1(tmp_path, metric, word):
+    with pytest.raises(BadInputError, match=f"{metric.__name__}.*{word}"):
+        feddpc.simulate(
+            data=DATA,
+            model=nn.Linear(4, 3),
+            metrics=["accuracy", metric],
+            clients=12,
+            cohort=4,
+            engine="loop",
+            out=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_fails_at_a_client_is_refused_before_round_1():
+    how = {"evaluate_clients": True, "client_test": 0.3}
+    with pytest.raises(BadInputError, match=r"client \d+ has \d test samples.*fails_for_few.*client_test"):
+        experiment(TaskParts(metrics=(measure_of(fails_for_few),)), **how)
+    # It is measured at clients if it is the primary one.
+    setting = experiment(TaskParts(metrics=("accuracy", measure_of(fails_for_few))), **how)
+    _, records = run_rounds(setting, FEDAVG, Loop(), 1)
+    assert records[0].metrics["test_fails_for_few"] == 1.0
+    assert records[0].metrics["clients_accuracy_mean"] is not None
+
+
+@pytest.mark.parametrize(("metrics", "share", "warned"), [("r2", 0.1, True), ("r2", 0.5, False), ("mse", 0.1, False)])
+def test_a_metric_without_a_value_at_clients_is_named_once(metrics, share, warned):
+    data = Dataset.from_arrays(X[:100], X[:100, 0], X[100:], X[100:, 0])
+    more = {"clients": 10, "cohort": 2, "rounds": 2, "partition": "iid", "client_test": share, "engine": "loop"}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = feddpc.simulate(data=data, model=nn.Linear(4, 1), metrics=metrics, evaluate_clients=True, **more)
+    lines = [str(w.message) for w in told if f"clients_{metrics}" in str(w.message)]
+    assert len(lines) == warned
+    assert all("10 of 10 clients" in line and "has 1 test samples" in line for line in lines)
+    assert (result.records[-1][f"clients_{metrics}_mean"] is None) == warned

@@ -11,7 +11,7 @@ from torch import nn
 
 import feddpc
 from feddpc import methods
-from feddpc.build import TaskParts, build, for_method
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.engines.cuda.captured import Cuda
@@ -19,9 +19,12 @@ from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
 from feddpc.errors import BadInputError
+from feddpc.method_changes import for_method
+from feddpc.task_parts import TaskParts
 from feddpc.tasks import Batch, NetworkTask
+from feddpc.tasks.kinds import Classification
 from feddpc.tasks.measures import measure_of
-from support import run_rounds
+from support import blobs, run_rounds, tiny_net
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((90, 5)).astype(np.float32)
@@ -309,3 +312,16 @@ def test_a_transform_without_random_numbers_is_applied():
     more = {"data": "digits", "rounds": 1, "method": "fedavg", "engine": "loop"}
     plain, changed = feddpc.simulate(**more), feddpc.simulate(transform=tripled, **more)
     assert plain.records[0]["train_loss"] != changed.records[0]["train_loss"]
+
+
+def test_sample_losses_of_ones_own_are_evaluated_too():
+    class Doubled(Classification):
+        def sample_losses(self, outputs, targets):
+            return 2 * super().sample_losses(outputs, targets)
+
+    values = Config.read({"clients": 8, "cohort": 4, "batch_size": 4, "precision": "float64", "device": "cpu"})
+    plain, doubled = (
+        build(values, data=blobs(), module=tiny_net(), own=TaskParts(task=task)) for task in (Classification, Doubled)
+    )
+    expected = 2 * plain.task.evaluate(plain.w0)["loss"]
+    assert doubled.task.evaluate(plain.w0)["loss"] == pytest.approx(expected, rel=1e-12)

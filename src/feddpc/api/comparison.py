@@ -24,7 +24,7 @@ from feddpc.methods.base import Method
 from feddpc.report.display import make_display
 from feddpc.report.groups import differing, show
 from feddpc.runs.resumable import check_resumable
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
 from feddpc.runs.tracking import Track
 from feddpc.study.compare import ComparisonParts, run_comparison
 from feddpc.study.overrides import Overrides
@@ -93,7 +93,7 @@ def compare(
     numbers = _seeds(seeds)
     overrides = _overrides(methods, hyper or {})
     labels = _labels(methods, overrides)
-    own = UserObjects.of(data=data, model=model, method=None, partition=partition, more=more)
+    own = UserObjects.of(data=data, model=model, method=None, partition=partition, more=more, progress=progress)
     given = {"clients": clients, "rounds": rounds, "cohort": cohort, "server_lr": server_lr}
     given |= one_rate(more, client_lr) | own.values
     overrides.values |= {key: value for key, value in given.items() if value is not None}

@@ -19,9 +19,11 @@ from feddpc.errors import BadInputError, unknown
 from feddpc.models.flat import with_weights
 from feddpc.registry import short_name
 from feddpc.report import figures, page, tables
-from feddpc.runs.record import StoredRun, environment, load
+from feddpc.runs.environment import environment
+from feddpc.runs.provenance import holdings
 from feddpc.runs.rerun import RerunReport
 from feddpc.runs.runner import Outcome
+from feddpc.runs.stored import StoredRun, load
 from feddpc.tasks.metrics import ACCURACY, Metric
 
 if TYPE_CHECKING:
@@ -228,7 +230,7 @@ def _stored(outcome: Outcome) -> StoredRun:
     if outcome.folder is not None:
         return load(outcome.folder, damage=[])
     experiment, config = outcome.experiment, outcome.config
-    about = environment(config.engine, {}, config.device)
+    about = environment(config.engine, config.device)
     del about["metrics"]
     return StoredRun(
         Path(f"{short_name(config.method)}-seed{config.seed}"),
@@ -236,7 +238,7 @@ def _stored(outcome: Outcome) -> StoredRun:
         outcome.records,
         outcome.summary,
         about,
-        holdings=experiment.holdings(),
+        holdings=holdings(experiment),
         metrics=tuple(experiment.task.metrics),
     )
 

@@ -26,7 +26,8 @@ from feddpc.registry import refuse_code
 from feddpc.report.display import make_display
 from feddpc.runs.rerun import RerunPlan
 from feddpc.runs.resumable import check_resumable
-from feddpc.runs.runner import OnRound, Outcome, Stop, execute
+from feddpc.runs.runner import OnRound, Outcome, execute
+from feddpc.runs.stop import Stop
 from feddpc.runs.tracking import Track
 from feddpc.torch_globals import preserve_torch_globals
 from feddpc.unused import refuse_unused
@@ -64,8 +65,8 @@ def simulate(
             data, model and partition may be registered (:func:`register`) or in a file, ``FILE.py:NAME``.
         method: a method, its class, or its name (hyper-parameters then through ``hyper={...}``).
         rounds: communication rounds.
-        clients: population, by default 100; ignored when ``partition`` is given as index lists. Where the data say who
-            holds what, it is the number of these clients.
+        clients: population, by default 100. Index lists, and data that say who holds what, set it themselves: another
+            number beside them is refused.
         cohort: clients per round.
         client_lr: local learning rate, by default 0.1; ``lr`` is another name for it.
         server_lr: server learning rate, by default the local one.
@@ -96,7 +97,7 @@ def simulate(
             raise BadInputError("resume=True needs out, the folder of the run to continue")
         check_resumable(folder)
     with preserve_torch_globals():
-        own = UserObjects.of(data=data, model=model, method=method, partition=partition, more=more)
+        own = UserObjects.of(data=data, model=model, method=method, partition=partition, more=more, progress=progress)
         values = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
         values |= ({} if clients is None else {"clients": clients}) | own.values
         config = Config.read(values)
@@ -143,7 +144,9 @@ def rerun(
     callbacks = check_callbacks(callbacks)
     changes = one_rate(changes, changes.pop("client_lr", None))
     with preserve_torch_globals():
-        own = UserObjects.of(data=data, model=model, method=method, partition=partition, more=changes)
+        own = UserObjects.of(
+            data=data, model=model, method=method, partition=partition, more=changes, progress=progress
+        )
         again = RerunPlan.plan(Path(folder), changes | own.values, lambda text: warnings.warn(text, stacklevel=6))
         again.refuse_missing(data=data is not None, model=model is not None, partition=partition is not None)
         refuse_code(Path(folder), code_in(again.config.asdict()), code_in(changes | own.values))

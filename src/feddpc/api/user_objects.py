@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from feddpc.build import TaskParts, targets_of
 from feddpc.data import Dataset, schemes
 from feddpc.data.array_checks import Target
 from feddpc.data.loading import check_options, load_as
 from feddpc.data.partition import Partition
-from feddpc.data.readers import from_hugging_face, from_torch
+from feddpc.data.readers import from_torch
+from feddpc.data.tables import from_hugging_face
 from feddpc.errors import BadInputError, wrong_type
 from feddpc.methods.base import Method
+from feddpc.report.display import make_reading
+from feddpc.task_parts import TaskParts, targets_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,13 @@ class UserObjects:
     parts: dict[str, Any]  #: what `feddpc.build.build` takes in place of what a configuration names
 
     @classmethod
-    def of(cls, *, data: Any, model: Any, method: Any, partition: Any, more: dict[str, Any]) -> UserObjects:
-        """Take each thing as it is, by its name, or not at all (None); what of ``more`` is an object is taken out."""
+    def of(
+        cls, *, data: Any, model: Any, method: Any, partition: Any, more: dict[str, Any], progress: bool = False
+    ) -> UserObjects:
+        """Take each thing as it is, by its name, or not at all (None); what of ``more`` is an object is taken out.
+
+        With ``progress``, torch data sets are shown to be read.
+        """
         task_parts, task_values = TaskParts.take(more)
         client_ids, options = more.pop("client_ids", None), more.get("data_options", {})
         named = {"data": str(data) if isinstance(data, Path) else data}
@@ -41,7 +49,7 @@ class UserObjects:
         own_method = None
         if data is not None:
             targets = targets_of(more.get("task"), task_parts)
-            parts["data"] = _dataset(data, client_ids, targets, options)
+            parts["data"] = _dataset(data, client_ids, targets, options, progress)
             values.setdefault("data", parts["data"].name)
         elif client_ids is not None:
             raise BadInputError("client_ids says who holds each training sample of data: give data too")
@@ -88,15 +96,15 @@ def _refuse_unused_ids(partition: Any) -> None:
     raise BadInputError(f"client_ids and {given} both say who holds each training sample: give one of them")
 
 
-def _dataset(data: Any, client_ids: Any, targets: Target | None, options: Mapping[str, Any]) -> Dataset:
-    read = _read(data, targets, options)
+def _dataset(data: Any, client_ids: Any, targets: Target | None, options: Mapping[str, Any], progress: bool) -> Dataset:
+    read = _read(data, targets, options, progress)
     if client_ids is None:
         return read
     fields = {name: getattr(read, name) for name in ("name", "classes", "class_names", "target")}
     return Dataset.from_arrays(read.x_train, read.y_train, read.x_test, read.y_test, client_ids=client_ids, **fields)
 
 
-def _read(data: Any, targets: Target | None, options: Mapping[str, Any]) -> Dataset:
+def _read(data: Any, targets: Target | None, options: Mapping[str, Any], progress: bool) -> Dataset:
     """Return a data set by its name, or made of arrays, of torch data sets or of one of Hugging Face.
 
     ``targets`` is the kind of targets to read, unless ``options`` name one.
@@ -115,7 +123,9 @@ def _read(data: Any, targets: Target | None, options: Mapping[str, Any]) -> Data
     check_options("data", Dataset.from_arrays, options)
     options = {"target": targets, **options}
     if len(data) == 2:
-        return from_torch(*data, **options)
+        reading = make_reading(progress, sum(len(part) for part in data if hasattr(part, "__len__")))
+        with reading or nullcontext():
+            return from_torch(*data, progress=reading, **options)
     if len(data) != 4:
         raise BadInputError(
             f"data has {len(data)} parts: give (x_train, y_train, x_test, y_test), or (train, test) of torch data sets"

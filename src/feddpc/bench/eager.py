@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc import models
-from feddpc.build import resolve_device
 from feddpc.data.array_checks import IGNORED
 from feddpc.experiment import Experiment
 from feddpc.models.base import BodyAndHead
 from feddpc.models.text import Transformer, TransformerBlock
+from feddpc.resolve import resolve_device
 
 
 class Eager:

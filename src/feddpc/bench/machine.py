@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from feddpc.runs.record import environment
+from feddpc.runs.environment import environment
 
 
 def describe(device: str) -> dict[str, Any]:
     """Return versions, date, commit, device, threads and load."""
-    facts = environment("", {}, device)
+    facts = environment("", device)
     wanted = ("feddpc", "python", "torch", "numpy", "platform", "processor", "cores", "threads", "device")
     return {
         **{k: facts[k] for k in wanted},

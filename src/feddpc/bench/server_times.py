@@ -12,6 +12,7 @@ from torch import Tensor
 from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.methods.base import Cohort
+from feddpc.round.server_step import apply_step_
 
 RESNET18 = 11_227_812
 METHODS = ("fedavg", "feddpc")
@@ -36,7 +37,7 @@ class ServerWorkload:
         """Return the server step of a method that keeps the last global update or nothing."""
         method = methods.create(name, **hyper)
         server = {"delta": self.g} if name == "feddpc" else {}
-        return lambda: method.aggregate(self.w, server, {"delta": self.u}, self.cohort).apply_(self.w)
+        return lambda: apply_step_(self.w, method.aggregate(self.w, server, {"delta": self.u}, self.cohort))
 
     def reads(self) -> None:
         """Read all updates twice."""
@@ -57,7 +58,7 @@ class ServerWorkload:
         }
 
 
-def measure(d: int = RESNET18, m: int = 10, device: str = "cpu") -> list[dict[str, Any]]:
+def time_server_steps(d: int = RESNET18, m: int = 10, device: str = "cpu") -> list[dict[str, Any]]:
     """Measure FedAvg's and FedDPC's server step; what cannot run is an error in its row."""
     rows: list[dict[str, Any]] = []
     step: ServerWorkload | None = None

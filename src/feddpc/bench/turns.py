@@ -15,12 +15,13 @@ from feddpc import methods
 from feddpc.bench.clock import timed
 from feddpc.bench.eager import Eager
 from feddpc.bench.workloads import Workload
-from feddpc.build import build, for_method
+from feddpc.build import build
 from feddpc.config import Config, choices_of
 from feddpc.engines.base import Engine
 from feddpc.engines.cuda.captured import Cuda
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.experiment import Experiment
+from feddpc.method_changes import for_method
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from feddpc.runs import engine_choice
@@ -161,7 +162,7 @@ class Workbench:
         return [Entrant("eager", "fedavg", precision, build, self.device) for precision in kinds]
 
 
-def measure(
+def time_rounds(
     workload: Workload,
     *,
     device: str = "auto",

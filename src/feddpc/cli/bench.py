@@ -55,7 +55,7 @@ def bench(
 
     from feddpc.bench import machine, server_times, turns
     from feddpc.bench.workloads import WORKLOADS
-    from feddpc.build import resolve_device
+    from feddpc.resolve import resolve_device
     from feddpc.runs.engine_choice import ENGINES
     from feddpc.storage import replace_text
 
@@ -81,11 +81,13 @@ def bench(
     for name in chosen:
         tell(f"{name}: making data")
         work = WORKLOADS[name].quick() if quick else WORKLOADS[name]
-        result = turns.measure(work, device=device, names=names, tell=tell, **options)
+        result = turns.time_rounds(work, device=device, names=names, tell=tell, **options)
         figures["workloads"].append(result)
         _print(console, rounds_table(result), result["rows"])
     tell("server step")
-    rows = figures["server"] = server_times.measure(server_times.RESNET18 // (10 if quick else 1), device=device)
+    rows = figures["server"] = server_times.time_server_steps(
+        server_times.RESNET18 // (10 if quick else 1), device=device
+    )
     _print(console, server_table(rows), rows)
     if out:
         replace_text(out, json.dumps(figures, indent=1) + "\n")

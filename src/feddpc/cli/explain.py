@@ -52,7 +52,7 @@ def _facts(cls: Any, measure: bool) -> dict[str, Any]:
     if measure:
         from feddpc.runs import costs
 
-        facts["measured"] = asdict(costs.measure(cls.light()))
+        facts["measured"] = asdict(costs.count_costs(cls.light()))
     return facts
 
 
@@ -117,12 +117,13 @@ def partition(
     as_json: flags.Json = False,
 ) -> None:
     """Split the data among clients, print a summary and draw a picture of clients by classes, if there are any."""
-    from feddpc.build import resolve, targets_of
     from feddpc.config import Config
     from feddpc.data import schemes
     from feddpc.data.loading import load_as
     from feddpc.report import partition_picture
+    from feddpc.resolve import resolve
     from feddpc.storage import explain_os_errors
+    from feddpc.task_parts import targets_of
     from feddpc.unused import refuse_unused
 
     overrides = flags.merge({**given, "cohort": 1}, {}, set_, [])

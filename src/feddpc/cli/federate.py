@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddpc.cli import flags
+from feddpc.cli import federate_keys, federate_operate, flags
 from feddpc.cli.commands import Command, CommandGroup
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="Folder for keys, logs and results. [default: runs/federate-TIME]")
     ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(help="Where the server app serves metrics: a port on loopback, or HOST:PORT.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the demo in --out.")] = False,
     quiet: flags.Quiet = False,
 ) -> None:
@@ -45,7 +49,8 @@ def demo(
     from feddpc.report.display import Display, print_line
 
     folder = flags.output_folder(out, "federate", resume=resume)
-    given = {key: value for key, value in {"rounds": rounds, "method": method}.items() if value is not None}
+    wanted = {"rounds": rounds, "method": method, "prometheus": prometheus}
+    given = {key: value for key, value in wanted.items() if value is not None}
     federation = Demo(folder, nodes=nodes, tls=tls, app=app_folder, config=given, port=port, resume=resume)
     path, config = federation.prepare()
     console = Console(soft_wrap=True)
@@ -55,12 +60,19 @@ def demo(
             print_line(console, line)
 
     plan = Config.read({key: config[key] for key in ("method", "rounds", "clients", "cohort", "seed")})
-    with federation.stop.on_interrupt(), federation.start(path, config, tell) as records:
-        tell(f"training: {plan.method}, {plan.rounds} rounds, {plan.cohort} of {plan.clients} nodes per round")
-        with Display(console, quiet=quiet) as display:
-            display.begin(plan)
-            for record in records:
-                display.round(record)
+    try:
+        with federation.stop.on_interrupt(), federation.start(path, config, tell) as records:
+            tell(f"training: {plan.method}, {plan.rounds} rounds, {plan.cohort} of {plan.clients} nodes per round")
+            with Display(console, quiet=quiet) as display:
+                display.begin(plan)
+                for record in records:
+                    display.round(record)
+    except KeyboardInterrupt:
+        options = {"--nodes": nodes, "--rounds": rounds, "--method": method, "--app": app_folder, "--port": port}
+        options |= {"--prometheus": prometheus, "--out": folder}
+        parts = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
+        print_line(console, f"continue: feddpc federate demo {shlex.join(['--tls'] * tls + parts)} --resume")
+        raise
     _show(federation.run, folder, console, quiet)
 
 
@@ -74,38 +86,9 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder; it gives the
     typer.echo(f"try it: feddpc federate demo --app {folder} --tls; change federation/task.py; README.md says the rest")
 
 
-@app.command(cls=Command)
-def keys(
-    folder: Annotated[Path, typer.Argument(help="Folder for the files; existing files are kept.")],
-    host: Annotated[
-        list[str], typer.Option(help="A name or address under which nodes reach the server; may be repeated.")
-    ],
-    nodes: Annotated[int, typer.Option(min=1, help="Number of node keys.")],
-    days: Annotated[int, typer.Option(min=1, help="Days until the server's certificate expires.")] = 365,
-) -> None:
-    """Make certificates for a server and keys for its nodes."""
-    from feddpc.federate import keys as keyring
-    from feddpc.flower import check_flwr
-
-    check_flwr()
-    created = keyring.make(folder, list(dict.fromkeys([*host, *keyring.LOOPBACK])), nodes, days)
-    expires = keyring.read_certificate(created.server).not_valid_after_utc
-    typer.echo(f"server: {created.ca}, {created.server}, {created.server_key}; valid until {expires:%Y-%m-%d}")
-    node = created.folder / "node-i"
-    typer.echo(f"send {node} to node i only, {created.ca} to every node; keep {created.ca_key} secret")
-
-
-@app.command(cls=Command)
-def check(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of a SuperLink.")],
-    ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.crt.")],
-) -> None:
-    """Check whether a node on this machine can reach a SuperLink."""
-    from feddpc.federate.connections import check_server
-    from feddpc.flower import check_flwr
-
-    check_flwr()
-    typer.echo(check_server(address, ca))
+app.add_typer(federate_keys.app, name="keys")
+app.command(cls=Command)(federate_operate.check)
+app.command(cls=Command)(federate_operate.supervise)
 
 
 def _show(run: Path, folder: Path, console: Console, quiet: bool) -> None:

@@ -291,8 +291,8 @@ def seed_numbers(flag: str | None, filed: Any) -> list[int] | None:
 def usual_at_once(device: str | None, data: str, model: str) -> int:
     """Return the default of ``--at-once``: several small models share a GPU; on a CPU each run is alone."""
     from feddpc import models
-    from feddpc.build import resolve_device
     from feddpc.data.specs import SPECS
+    from feddpc.resolve import resolve_device
 
     if not resolve_device(device or "auto").startswith("cuda"):
         return 1

@@ -105,7 +105,7 @@ def reproduce(
     from feddpc.paper.presets import default_scale, preset
     from feddpc.paper.study_spec import PaperSpec, data_of
     from feddpc.report.display import Many
-    from feddpc.runs.runner import Stop
+    from feddpc.runs.stop import Stop
 
     target = str(context.info_name)
     wanted = data_of(target, None if data is None else flags.listed(data, "--data"))

@@ -81,7 +81,7 @@ def sweep(
     from rich.console import Console
 
     from feddpc.report.display import Many
-    from feddpc.runs.runner import Stop
+    from feddpc.runs.stop import Stop
     from feddpc.study import StudyPlan, run_sweep
     from feddpc.study.choose import BY
     from feddpc.study.plan import extend_stored, make_space

@@ -43,7 +43,8 @@ def run(
     from feddpc.config import Config
     from feddpc.runs.record import load_config, resumed_config
     from feddpc.runs.resumable import check_resumable
-    from feddpc.runs.runner import Stop, execute
+    from feddpc.runs.runner import execute
+    from feddpc.runs.stop import Stop
     from feddpc.unused import refuse_unused
 
     if resume:
@@ -117,7 +118,7 @@ def compare(
     resume = resume or extend
     out = flags.output_folder(out, "compare", resume=resume)
     from feddpc.runs.resumable import check_resumable
-    from feddpc.runs.runner import Stop
+    from feddpc.runs.stop import Stop
     from feddpc.study.compare import compare as run_comparison
 
     if resume:

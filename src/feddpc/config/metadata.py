@@ -82,6 +82,13 @@ class Keyed:
                 raise unknown("key", key, hints)
         return cls(**{k: _fit(k, v, hints[k]) for k, v in values.items()})
 
+    def __repr__(self) -> str:
+        """Show the values that differ from the defaults."""
+        usual = type(self)()
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        shown = [f"{name}={value!r}" for name, value in given.items() if value != getattr(usual, name)]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def asdict(self) -> dict[str, Any]:
         """Return names and values; what is unset is left out."""
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
@@ -119,8 +126,11 @@ def _split_choices(kind: type[Keyed], values: Mapping[str, Any]) -> dict[str, An
                 raise BadInputError(
                     f"{key} = {dict(value)} has no name: write name = one of {facts_of(kind)[key].choices}"
                 )
-            options = {name: option for name, option in value.items() if name != "name"}
-            split |= {key: value["name"], table: {**options, **values.get(table, {})}}
+            if values.get(table):
+                raise BadInputError(
+                    f"{key} = {dict(value)} is a table and {table} = {values[table]} too: give all options in one"
+                )
+            split |= {key: value["name"], table: {name: option for name, option in value.items() if name != "name"}}
     return split
 
 

@@ -44,7 +44,7 @@ def load(
 
     A path is an ``.npz`` file, a folder of ``.npy`` files (:func:`feddpc.data.readers.read_arrays`), a folder or zip of
     images, a folder of LEAF's JSON files, or a table (``.csv`` or
-    ``.parquet``), for which ``options`` are those of :func:`feddpc.data.readers.read_table`, ``target`` at least. A
+    ``.parquet``), for which ``options`` are those of :func:`feddpc.data.tables.read_table`, ``target`` at least. A
     function of your own can be registered, or named as ``FILE.py:FUNCTION``; ``options`` are its arguments. A known
     name always means the known data set, even where a file has the same name: write ``./digits`` for the file.
 
@@ -71,7 +71,7 @@ def load_as(
     if text not in SPECS and is_own(text):
         return _load_own(text, targets, options)
     if path.suffix in (".csv", ".parquet") and path.exists():
-        from feddpc.data.readers import read_table
+        from feddpc.data.tables import read_table
 
         check_options(f"data = {text!r}", read_table, options)
         return read_table(path, **{"kind": targets, **options})

@@ -13,7 +13,7 @@ from feddpc.errors import BadInputError
 Ids = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Partition:
     """Sample indices of all clients in one array: client j holds ``order[starts[j]:starts[j + 1]]``.
 
@@ -22,6 +22,8 @@ class Partition:
     >>> p = Partition.from_lists([[4, 0], [1, 2, 3]])
     >>> len(p), p[1].tolist(), p.sizes.tolist()
     (2, [1, 2, 3], [2, 3])
+    >>> p
+    Partition(2 clients, 5 samples, 2 to 3 per client)
     """
 
     order: Ids
@@ -38,6 +40,10 @@ class Partition:
                 f"starts of a partition must increase from 0 to len(order) = {len(self.order)}, for one client "
                 "or more: build it with Partition.from_lists"
             )
+
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        return f"Partition({len(self)} clients, {len(self.order)} samples, {sizes.min()} to {sizes.max()} per client)"
 
     @classmethod
     def from_lists(cls, lists: Sequence[npt.ArrayLike]) -> Partition:

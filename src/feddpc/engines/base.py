@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Trained(NamedTuple):
     """What came out of local training, stacked over the cohort."""
 
-    up: State  #: what the clients send
-    own: State  #: their new memories
+    uploads: State  #: what the clients send
+    memory: State  #: what they remember from now on
     loss: Tensor  #: mean over a client's steps of the objective during training, ``[m]``
 
 
@@ -38,7 +38,6 @@ class Engine(ABC):
     """Runs the client half of a method for every client of a plan. All engines give the same numbers."""
 
     name: ClassVar[str]
-    captures_rounds: ClassVar[bool] = False  #: whether a model or method may turn out to be too much for it
     chunk: int | None = None  #: how many clients fit into memory at once, once that is known
 
     def refuses(self, task: Task) -> str | None:
@@ -67,7 +66,7 @@ class Engine(ABC):
 
     @abstractmethod
     def train(
-        self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+        self, method: Method, task: Task, w: Tensor, broadcast: State, memory: State, plan: BatchPlan, lr: float
     ) -> Trained:
         """Train every client of ``plan`` from ``w``."""
 

@@ -34,24 +34,24 @@ class Loop(Engine):
 
     @torch.no_grad()
     def train(
-        self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+        self, method: Method, task: Task, w: Tensor, broadcast: State, memory: State, plan: BatchPlan, lr: float
     ) -> Trained:
         """Train one client after the other."""
 
         def one(task: Task, i: int) -> tuple[State, State, Tensor]:
             # Copied, as a node of a federation has it: with another alignment, sums may differ in the last bit.
-            mine = {k: v[i].clone() for k, v in own.items()}
-            ctx = ClientContext(w, down, mine, lr, torch.tensor(plan.steps[i], dtype=w.dtype, device=w.device))
+            mine = {k: v[i].clone() for k, v in memory.items()}
+            ctx = ClientContext(w, broadcast, mine, lr, torch.tensor(plan.steps[i], dtype=w.dtype, device=w.device))
             y, total = method.start(ctx), w.new_zeros(())
             with _own_noise(task, plan, i, w.device):
                 for rows in _batches(plan, i, w.device):
                     y, loss = method.step(task, y, task.fetch(rows), ctx)
                     total = total + loss
-            up, new = method.finish(y, ctx)
-            return up, new, total / max(plan.steps[i], 1)
+            upload, new = method.finish(y, ctx)
+            return upload, new, total / max(plan.steps[i], 1)
 
-        ups, owns, losses = zip(*self.each(one, task, plan), strict=True)
-        return Trained(stack(ups), stack(owns), torch.stack(losses))
+        uploads, memories, losses = zip(*self.each(one, task, plan), strict=True)
+        return Trained(stack(uploads), stack(memories), torch.stack(losses))
 
     def each(self, work: Callable[[Task, int], R], task: Task, plan: BatchPlan) -> list[R]:
         """Do ``work`` for every client of ``plan``."""

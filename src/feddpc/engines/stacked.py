@@ -64,7 +64,7 @@ class Stacked(Engine):
 
     @torch.no_grad()
     def train(
-        self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+        self, method: Method, task: Task, w: Tensor, broadcast: State, memory: State, plan: BatchPlan, lr: float
     ) -> Trained:
         """Train all clients at once."""
         task = task.transformable()
@@ -72,17 +72,19 @@ class Stacked(Engine):
         sort, back = (torch.from_numpy(i).to(w.device) for i in (order, np.argsort(order)))
         steps = torch.from_numpy(plan.steps).to(w.device, w.dtype)[sort]
         rows = [t[sort] for t in _rows(plan, w.device)]
-        own = {k: v[sort] for k, v in own.items()}
+        own = {k: v[sort] for k, v in memory.items()}
 
         def start(own: State, steps: Tensor) -> Tensor:
-            return method.start(ClientContext(w, down, own, lr, steps))
+            return method.start(ClientContext(w, broadcast, own, lr, steps))
 
         def step(y: Tensor, own: State, steps: Tensor, live: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
-            new, loss = method.step(task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps))
-            return torch.where(live, new, y), torch.where(live, loss, 0.0)
+            new, loss = method.step(
+                task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, broadcast, own, lr, steps)
+            )
+            return (new, loss) if self.narrow else (torch.where(live, new, y), torch.where(live, loss, 0.0))
 
         def finish(y: Tensor, own: State, steps: Tensor) -> tuple[State, State]:
-            return method.finish(y, ClientContext(w, down, own, lr, steps))
+            return method.finish(y, ClientContext(w, broadcast, own, lr, steps))
 
         all_step = self.wrap(vmap(step))
         y, total = vmap(start)(own, steps), torch.zeros_like(steps)
@@ -92,7 +94,7 @@ class Stacked(Engine):
             mine = {key: v[:n] for key, v in own.items()}
             task.work.clients = n
             moved, loss = all_step(y[:n], mine, steps[:n], steps[:n] > k, *(t[:n, k, :width] for t in rows))
-            y = torch.cat([moved, y[n:]])
+            y = moved if n == len(y) else torch.cat([moved, y[n:]])
             total[:n] += loss
         task.work.clients = 1
         up, new = vmap(finish)(y, own, steps)

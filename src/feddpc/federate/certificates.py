@@ -25,6 +25,13 @@ def new_key() -> Key:
     return ec.generate_private_key(ec.SECP384R1())
 
 
+def key_text(key: Key) -> bytes:
+    """Return a private key as a file holds it."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
 def authority(key: Key) -> x509.Certificate:
     """Return the certificate of a new authority, which may only sign server certificates."""
     return _certificate("feddpc authority", key, AUTHORITY_VALID, None, key, ())

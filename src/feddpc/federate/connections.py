@@ -90,12 +90,13 @@ def _untrusted(address: str, ca: Path, error: ssl.SSLCertVerificationError) -> s
     if error.verify_code in (_EXPIRED, _NOT_YET, _WRONG_NAME, _WRONG_ADDRESS):
         shown = keys.certificate_of(ssl.get_server_certificate((host, port), timeout=10.0).encode(), address)
         if why := keys.out_of_date(shown):
-            return f"the certificate of {address} {why}: make a new one there with `feddpc federate keys`"
+            remedy = "make a new one there with `feddpc federate keys rotate-server FOLDER`"
+            return f"the certificate of {address} {why}: {remedy}"
         if error.verify_code in (_WRONG_NAME, _WRONG_ADDRESS):
             names = ", ".join(keys.names_of(shown)) or "no host at all"
             return (
                 f"the certificate of {address} is for {names}, not for {host}: use one of these, or make a new one "
-                f"there with `feddpc federate keys FOLDER --host {host}`"
+                f"there with `feddpc federate keys rotate-server FOLDER --host {host}`"
             )
     return (
         f"the certificate of {address} was not signed by {ca} ({error.verify_message}): take ca.crt from the server; "

@@ -17,7 +17,7 @@ from feddpc.federate.deployment import Config, Deployment
 from feddpc.flower import check_flwr
 from feddpc.runs.record import read_records
 from feddpc.runs.resumable import check_resumable
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
 
 #: Shows a line of progress.
 Tell = Callable[[str], None]
@@ -68,7 +68,13 @@ class Demo:
         app = self.app or self.folder / "app"
         if self.app is None and not app.exists():
             app_template.write(app)
-        config = {**configuration(app), **overrides, "folder": str(self.run.resolve())}
+        config = configuration(app)
+        if missing := overrides.keys() - config.keys():  # Flower overrides only what is there
+            raise BadInputError(
+                f"{app / 'pyproject.toml'} has no {min(missing)} in [tool.flwr.app.config]: add it there, such as "
+                f'{min(missing)} = ""'
+            )
+        config |= {**overrides, "folder": str(self.run.resolve())}
         if self.nodes is not None:
             config |= {"clients": self.nodes, "cohort": min(config["cohort"], self.nodes)}
         return app, config

@@ -13,7 +13,7 @@ from feddpc.config import write_toml
 from feddpc.federate import connections
 from feddpc.federate import keys as keyring
 from feddpc.federate.processes import Process, ProcessGroup, environment, program
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
 from feddpc.storage import explain_os_errors
 
 #: Seconds that a process may take to start on a busy machine.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
 #: Names under which processes of this machine reach it.
 LOOPBACK = ("localhost", "127.0.0.1")
 
@@ -47,16 +49,18 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: float = 365.0) ->
     keys = Keys(folder)
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / ".gitignore").exists():
+            (folder / ".gitignore").write_text("*\n")
         if not keys.ca.exists():
             key = certificates.new_key()
-            _write_pair(keys.ca, keys.ca_key, certificates.authority(key), key)
+            write_pair(keys.ca, keys.ca_key, certificates.authority(key), key)
         if not keys.server.exists():
             key, signer = certificates.new_key(), (read_certificate(keys.ca), read_key(keys.ca_key))
             certificate = certificates.server(key, hosts, dt.timedelta(days=days), *signer)
-            _write_pair(keys.server, keys.server_key, certificate, key)
+            write_pair(keys.server, keys.server_key, certificate, key)
         for number in range(nodes):
             if not keys.node(number).exists():
-                _make_node(keys.node(number))
+                new_node_key(keys.node(number))
     for host in hosts:
         check(keys, host)
     return keys
@@ -64,29 +68,42 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: float = 365.0) ->
 
 def check(keys: Keys, host: str) -> None:
     """Raise if nodes that reach the server as ``host`` would refuse its certificate; the error names the file."""
-    from cryptography.exceptions import InvalidSignature
-
-    server, authority = read_certificate(keys.server), read_certificate(keys.ca)
-    for path, found in ((keys.ca, authority), (keys.server, server)):
-        if why := out_of_date(found):
-            raise BadInputError(
-                f"the certificate {path} {why}: delete it and {path.with_suffix('.key').name}, and make"
-                f" new ones with `feddpc federate keys {keys.folder}`"
-            )
-    try:
-        server.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    server = read_certificate(keys.server)
+    if why := out_of_date(server):
+        raise BadInputError(
+            f"the certificate {keys.server} {why}: make a new one with `feddpc federate keys rotate-server "
+            f"{keys.folder}`"
+        )
+    authority = signer_of(keys)
+    if authority is None:
         raise BadInputError(
             f"the certificate {keys.server} was not signed by {keys.ca}: nodes would refuse the server; use two files "
             "that were made together"
-        ) from None
+        )
+    if why := out_of_date(authority):
+        raise BadInputError(
+            f"the certificate {keys.ca} {why}: make new keys in another folder with `feddpc federate keys make`, and "
+            "give every node its new ca.crt"
+        )
     if host not in names_of(server):
         raise BadInputError(
-            f"the certificate {keys.server} is for {', '.join(names_of(server))}, not for {host}: delete it and "
-            f"{keys.server_key.name}, and make new ones with `feddpc federate keys {keys.folder} --host {host}`"
+            f"the certificate {keys.server} is for {', '.join(names_of(server))}, not for {host}: make a new one with "
+            f"`feddpc federate keys rotate-server {keys.folder} --host {host}`"
         )
     if _public(read_key(keys.server_key)) != _public(server):
         raise BadInputError(f"the key {keys.server_key} does not belong to the certificate {keys.server}")
+
+
+def signer_of(keys: Keys) -> x509.Certificate | None:
+    """Return the authority in ``ca.crt`` that signed the server's certificate; during a rotation there are two."""
+    from cryptography.exceptions import InvalidSignature
+
+    server = read_certificate(keys.server)
+    for authority in read_certificates(keys.ca):
+        with suppress(ValueError, TypeError, InvalidSignature):
+            server.verify_directly_issued_by(authority)
+            return authority
+    return None
 
 
 def out_of_date(certificate: x509.Certificate) -> str | None:
@@ -95,7 +112,8 @@ def out_of_date(certificate: x509.Certificate) -> str | None:
     if now > certificate.not_valid_after_utc:
         return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
     if now < certificate.not_valid_before_utc:
-        return f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        begin = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        return f"is not valid before {begin} (or this machine's clock is wrong)"
     return None
 
 
@@ -111,10 +129,16 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate."""
+    """Read a certificate, the first of a file."""
+    return read_certificates(path)[0]
+
+
+def read_certificates(path: Path) -> list[x509.Certificate]:
+    """Read all certificates of a file."""
     with explain_os_errors(path):
         text = path.read_bytes()
-    return certificate_of(text, str(path))
+    parts = text.split(_BEGIN)[1:] or [text]
+    return [certificate_of(_BEGIN + part, str(path)) for part in parts]
 
 
 def certificate_of(text: bytes, where: str) -> x509.Certificate:
@@ -142,14 +166,14 @@ def read_key(path: Path) -> Any:
         raise BadInputError(f"{path} is no private key in PEM form without a password") from None
 
 
-def _make_node(path: Path) -> None:
-    """Create a key pair in the format that Flower's SuperNodes read: OpenSSH, on the curve P-384."""
+def new_node_key(path: Path) -> None:
+    """Create a key pair of a node in the format that Flower's SuperNodes read: OpenSSH, on the curve P-384."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
     key = certificates.new_key()
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(path.with_name(f"{path.name}.pub"), public + b"\n", 0o644)
-    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+    write_file(path.with_name(f"{path.name}.pub"), public + b"\n", 0o644)
+    write_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
 
 
 def _public(holder: Any) -> bytes:
@@ -159,14 +183,15 @@ def _public(holder: Any) -> bytes:
     return encoded
 
 
-def _write_pair(path: Path, key_path: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+def write_pair(path: Path, key_path: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:
+    """Write a certificate and its key."""
+    from cryptography.hazmat.primitives.serialization import Encoding
 
-    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    _write(path, certificate.public_bytes(Encoding.PEM), 0o644)
+    write_file(key_path, certificates.key_text(key), 0o600)
+    write_file(path, certificate.public_bytes(Encoding.PEM), 0o644)
 
 
-def _write(path: Path, text: bytes, mode: int) -> None:
+def write_file(path: Path, text: bytes, mode: int) -> None:
     """Write a new file that never has other permissions than ``mode``."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

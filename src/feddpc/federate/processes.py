@@ -75,7 +75,7 @@ class Process:
 
     def text(self) -> str:
         """Return what it has written so far, without colors."""
-        return _COLORS.sub("", self.log.read_bytes()[self.begin :].decode(errors="replace"))
+        return plain_text(self.log.read_bytes()[self.begin :])
 
     def failure(self, what: str | None = None) -> ProcessError:
         """Return the error for this process: what happened, and the relevant part of its log."""
@@ -89,6 +89,11 @@ class Process:
         """Kill it at once, as a power failure would."""
         self.handle.kill()
         self.handle.wait()
+
+
+def plain_text(output: bytes) -> str:
+    """Return what a program wrote, without colors."""
+    return _COLORS.sub("", output.decode(errors="replace"))
 
 
 def relevant_lines(text: str, most: int = 8) -> str:
@@ -145,7 +150,7 @@ class ProcessGroup:
         with explain_os_errors(log), log.open("ab") as out:
             begin = out.tell()
             handle = subprocess.Popen(
-                [*_end_with_parent(), *command],
+                [*end_with_parent(), *command],
                 cwd=cwd,
                 env={**environment, MARK: self.mark},
                 stdin=subprocess.DEVNULL,
@@ -185,7 +190,7 @@ def marked(mark: str) -> list[int]:
     return pids
 
 
-def _end_with_parent() -> list[str]:
+def end_with_parent() -> list[str]:
     """Return the start of a command line that makes a command end with this process, where the system can do that."""
     # A function between fork and exec would also do, but would lose interrupts that come then.
     return (
@@ -199,7 +204,7 @@ def program(name: str) -> str:
     """Return the full path of one of Flower's programs, which are next to this Python's."""
     path = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     if path is None:
-        raise BadInputError(f"the program {name} is not installed: pip install 'feddpc[flower]'")
+        raise BadInputError(f"the program {name} is not installed: pip install 'flwr>=1.41,<1.43'")
     return str(Path(path).resolve())
 
 

@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Any
 
 from feddpc.errors import BadInputError, FeddpcError
+from feddpc.flower import versions as versions  # needs no Flower
 
 _HOMES = {
     "FaultyGrid": "feddpc.flower.testing",
@@ -29,7 +30,7 @@ _HOMES = {
     "strategy": "feddpc.flower.server",
 }
 #: Supported releases of Flower: from the first one on, below the second one; the extra ``flower`` says the same.
-SUPPORTED = ((1, 41), (1, 42))
+SUPPORTED = ((1, 41), (1, 43))
 
 
 def check_flwr(version: str | None = None) -> None:
@@ -38,17 +39,17 @@ def check_flwr(version: str | None = None) -> None:
     >>> check_flwr("1.41.0")
     >>> check_flwr("1.5.0")
     Traceback (most recent call last):
-    feddpc.errors.BadInputError: flwr 1.5.0 is not supported, 1.41 up to (not) 1.42 is: pip install 'feddpc[flower]'
+    feddpc.errors.BadInputError: flwr 1.5.0 is not supported, 1.41 up to (not) 1.43 is: pip install 'flwr>=1.41,<1.43'
     """
-    install = "pip install 'feddpc[flower]'"
+    low, high = SUPPORTED
+    names = [".".join(map(str, bound)) for bound in SUPPORTED]
+    install = f"pip install 'flwr>={names[0]},<{names[1]}'"
     if version is None:
         try:
             version = metadata.version("flwr")
         except metadata.PackageNotFoundError:
             raise BadInputError(f"feddpc.flower needs Flower, which is not installed: {install}") from None
-    low, high = SUPPORTED
     if not low <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < high:
-        names = [".".join(map(str, bound)) for bound in SUPPORTED]
         raise BadInputError(f"flwr {version} is not supported, {names[0]} up to (not) {names[1]} is: {install}")
 
 

@@ -12,17 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddpc.build import TaskParts, adapt_module, dtype_of, federated_data, named_metrics, task_class
+from feddpc.build import dtype_of
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.array_checks import Target
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
+from feddpc.method_changes import adapt_module, federated_data
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
+from feddpc.task_parts import TaskParts, named_metrics, task_class
 from feddpc.tasks import Metric
 from feddpc.tasks.measures import choose_measures, listed_metrics
 

@@ -17,30 +17,14 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddpc._version import __version__
-from feddpc.build import (
-    TaskParts,
-    adapt_module,
-    cast_like,
-    dtype_of,
-    federated_data,
-    load_code,
-    make_planner,
-    make_task,
-)
-from feddpc.checks import check_int
 from feddpc.data import Dataset
-from feddpc.data.batches import Planner
-from feddpc.data.partition import Partition
-from feddpc.data.scaling import Scaler
 from feddpc.engines.loop import Loop
-from feddpc.errors import BadInputError, FeddpcError, RunFolderError
+from feddpc.errors import BadInputError, FeddpcError
+from feddpc.flower import versions
+from feddpc.flower.client_memory import Memory
 from feddpc.flower.messages import (
-    MOST_SAMPLES,
-    NEVER,
     NO_SETUP,
     REFUSED,
     REPLY,
@@ -49,20 +33,14 @@ from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
     arrays_of,
-    model_tag,
     pack,
     read_arrays,
     unpack,
 )
+from feddpc.flower.node import Node, build_node
 from feddpc.methods.base import Method, State
-from feddpc.methods.federated_data import FederatedData, require_asking
-from feddpc.methods.local_steps import with_optimizer
-from feddpc.models import check_supported
-from feddpc.models.flat import Flat
-from feddpc.policies import client_optimizer
-from feddpc.runs.checkpoint import load_model, save_model
-from feddpc.storage import make_folder
-from feddpc.tasks.network import NetworkTask
+from feddpc.methods.federated_data import require_asking
+from feddpc.task_parts import TaskParts, load_code
 
 #: ``data(client, clients)`` returns the samples and labels of one client, and its test samples and labels if any.
 Data = Callable[[int, int], tuple[Any, ...]]
@@ -72,7 +50,7 @@ KEPT = 16
 #: Errors that tensors of a wrong shape, type or size cause in a method's hooks or in torch.
 DOES_NOT_FIT = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 #: Names of records in a node's ``Context.state``.
-GIVEN, STAMP, PROBED, MEMORY = "feddpc.given", "feddpc.stamp", "feddpc.probed", "feddpc.memory"
+GIVEN, STAMP, PROBED = "feddpc.given", "feddpc.stamp", "feddpc.probed"
 
 
 def client_app(
@@ -127,7 +105,7 @@ def _handler(
 
     def answer(message: Message, context: Context) -> Message:
         content = message.content
-        about = ConfigRecord({"version": __version__, "round": message.metadata.group_id})
+        about = ConfigRecord({"version": versions.stated(), "round": message.metadata.group_id})
         records: Answer = {}
         try:
             spec = pool.read_spec(content)
@@ -229,10 +207,10 @@ class _NodePool:
         plan = node.planner.plan(t, node.ids).resting(np.array([bool(order.get("rest"))]))
         stacked = {k: v[None] for k, v in (own | probed).items()}
         trained = Loop().train(node.local, node.task, w, down | node.payload, stacked, plan, lr)
-        _check_finite(trained.up, trained.own, {"loss": trained.loss})
-        memory.hold(t, _single(trained.own))
+        _check_finite(trained.uploads, trained.memory, {"loss": trained.loss})
+        memory.hold(t, _single(trained.memory))
         metrics = MetricRecord({"num-examples": node.samples, "loss": float(trained.loss[0])})
-        return {"up": pack(_single(trained.up)), "metrics": metrics}
+        return {"up": pack(_single(trained.uploads)), "metrics": metrics}
 
     def evaluate(self, node: Node, content: RecordDict, context: Context) -> Answer:
         """Evaluate the model on this node's own test samples; a metric that they do not define is left out."""
@@ -323,141 +301,3 @@ def _check_finite(*states: State) -> None:
     """Refuse to send or remember a number that is not finite."""
     if not all(bool(value.isfinite().all()) for state in states for value in state.values()):
         raise RefusedError("training gave numbers that are not finite: lower the rate")
-
-
-@dataclass(frozen=True)
-class Node:
-    """One client's side of an experiment: its samples in the places that the simulator gives them."""
-
-    spec: ExperimentSpec
-    client: int
-    method: Method
-    local: Method  #: with the local steps of the experiment's optimizer
-    world: FederatedData
-    task: NetworkTask
-    planner: Planner
-    payload: State  #: tensors that the server sent once
-
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """The client, as engines want it."""
-        return np.array([self.client])
-
-    @property
-    def samples(self) -> int:
-        """How many samples it trains on."""
-        return len(self.planner.partition[self.client])
-
-
-def local_data(spec: ExperimentSpec, client: int, data: Dataset, given: Mapping[str, Tensor]) -> FederatedData:
-    """Return a data set in which this client holds its own samples and the other clients hold none.
-
-    ``given`` is the one-time payload, with samples of the server's reserve. Samples keep their order, and only that
-    matters: the batch of a sample depends on its place among the client's samples, not on its index.
-    """
-    mine = len(data.y_train)
-    reserve = np.zeros(0, np.int64)
-    if "reserve.y" in given:
-        y, at = given["reserve.y"].numpy(), given["reserve.at"].numpy()
-        elsewhere = check_int("samples", int(given["reserve.samples"]), mine + len(y), MOST_SAMPLES) - mine - len(y)
-        reserve = mine + given["reserve.order"].numpy()
-        x = np.zeros((len(y), *data.sample_shape), data.x_train.dtype)  # zeros except for its own share
-        x[at] = given["reserve.x"].numpy()
-        # Labels for all samples of the experiment, since methods count shares of the whole; the last are placeholders.
-        rest = np.zeros((elsewhere, *y.shape[1:]), y.dtype)
-        data = dataclasses.replace(
-            data, x_train=np.concatenate([data.x_train, x]), y_train=np.concatenate([data.y_train, y, rest])
-        )
-    starts = np.where(np.arange(spec.config.clients + 1) > client, mine, 0)
-    return federated_data(spec.config, data, Partition(np.arange(mine), starts), reserve)
-
-
-def build_node(
-    spec: ExperimentSpec,
-    method: Method,
-    client: int,
-    data: Dataset,
-    module: nn.Module,
-    given: State,
-    own: TaskParts,
-    device: str,
-) -> Node:
-    """Return what client ``client`` works with; ``given`` is its one-time payload, ``own`` the user's code."""
-    check_supported(module, statistics=False)
-    config = spec.config
-    network = (adapt_module(method, module, config.seed) or module).to(dtype_of(config.precision))
-    check_model(network, spec.layout)
-    learned = {k.removeprefix("learned."): v for k, v in given.items() if k.startswith("learned.")}
-    world = local_data(spec, client, data, given)
-    if any(k.startswith(("learned.", "reserve.")) for k in given):
-        world = method.extend_data(world, learned)
-    scaler = None
-    if "scaler.mean" in given:
-        scaler = Scaler((given["scaler.mean"], given["scaler.deviation"]), torch.float64)
-    task = make_task(config, own, network, world.data, scaler, device=device)
-    if changing := task.traits.statistics:
-        raise RefusedError(
-            f"training changes buffer {changing[0]!r} of this node's model, which is neither sent nor kept"
-        )
-    planner = make_planner(config, task, world.partition)
-    like = torch.zeros((), dtype=dtype_of(config.precision), device=device)
-    payload = {k: cast_like(v, like) for k, v in world.one_time_payload.items()}
-    return Node(spec, client, method, with_optimizer(method, client_optimizer(config)), world, task, planner, payload)
-
-
-def check_model(network: nn.Module, layout: str) -> None:
-    """Refuse an experiment with another model than this node's, or with other values of frozen parameters."""
-    flat = Flat(network)
-    tag = model_tag(flat)
-    if tag.partition("+")[0] != layout.partition("+")[0]:
-        raise RefusedError(
-            f"this node's model {type(network).__name__} has {flat.d} parameters in {len(flat.names)} arrays, which "
-            "are not those of the server's: use the same model on both"
-        )
-    if tag != layout:
-        frozen = ", ".join(list(flat.frozen())[:3]) or "none"
-        raise RefusedError(
-            f"this node's frozen parameters ({frozen}) are not those of the server: load the same values on both"
-        )
-
-
-class Memory:
-    """What a client remembers between its rounds, in ``Context.state``; ``file`` keeps a copy for restarts.
-
-    A client cannot know whether its reply counted: the server may have refused it, got it too late, or gone back to a
-    checkpoint. So the memory after a round is pending until the next message of the server, which says which of the
-    client's replies counted last. That memory is used, and any other is dropped.
-    """
-
-    def __init__(self, context: Context, file: Path | None) -> None:
-        self.context, self.file = context, file
-
-    def recall(self, method: Method, w: Tensor, accepted: int) -> State:
-        """Return the memory after round ``accepted``; the initial one if there is none, or if it is lost."""
-        fresh = method.init_client(w)
-        if not fresh:
-            return {}
-        held = arrays_of(self.context.state, MEMORY)
-        if not held and accepted != NEVER and self.file is not None and self.file.exists():
-            held = pack(load_model(self.file))
-            if foreign := [name for name in held if not name.partition(".")[0].isdecimal()]:  # no round, see `hold`
-                raise RunFolderError(f"{self.file} is no memory of a client (it holds {foreign[0]!r}): remove it")
-        prefix = f"{accepted}."
-        kept = ArrayRecord({name: array for name, array in held.items() if name.startswith(prefix)})
-        self.context.state[MEMORY] = kept
-        if kept:
-            return {name.removeprefix(prefix): value for name, value in unpack(kept, w.device).items()}
-        if accepted != NEVER:
-            log(WARNING, "this client's memory of round %d is lost: it starts from the initial one", accepted)
-        return fresh
-
-    def hold(self, round: int, state: State) -> None:
-        """Keep the memory after ``round`` as pending, together with the one that was recalled."""
-        if not state:
-            return
-        pending = pack({f"{round}.{key}": value for key, value in state.items()})
-        kept = ArrayRecord({**arrays_of(self.context.state, MEMORY), **pending})
-        self.context.state[MEMORY] = kept
-        if self.file is not None:
-            make_folder(self.file.parent)
-            save_model(self.file, unpack(kept))

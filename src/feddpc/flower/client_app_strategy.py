@@ -13,43 +13,42 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from feddpc.build import default_batch_size, make_task
+from feddpc.build import make_task
 from feddpc.config import Config
 from feddpc.data import Dataset
-from feddpc.errors import BadInputError
 from feddpc.flower.assets import ServerAssets
+from feddpc.flower.client_app_checks import check_quorum, check_rounds
+from feddpc.flower.client_evaluations import average_evaluations, read_evaluation
 from feddpc.flower.client_registry import ClientRegistry, Ints, NodeClient, Record
+from feddpc.flower.learning import learn_by_asking
 from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
     ReplyTensors,
     arrays_of,
-    expect,
     model_tag,
     only_record,
     pack,
     read_arrays,
     tensor,
 )
-from feddpc.flower.method_strategy import MethodStrategy, Received
+from feddpc.flower.method_strategy import MethodStrategy
+from feddpc.flower.received import Received
 from feddpc.flower.screening import Refusal, check_number
 from feddpc.flower.templates import upload_template
 from feddpc.flower.testing import replace_uploads, tamper
 from feddpc.methods.base import Cohort, State, overrides
-from feddpc.methods.federated_data import FederatedData, require_asking
+from feddpc.methods.federated_data import FederatedData
 from feddpc.policies import Policies
 from feddpc.population import Population, make_sampler
+from feddpc.resolve import default_batch_size
 from feddpc.rng import generator
 from feddpc.round.probes import ask_cohort, survey
 from feddpc.round.server_step import StepOutcome
-from feddpc.runs import checkpoint
-from feddpc.runs.record import COUNTED, LEARNED, is_run, load_config, read_json
-from feddpc.tasks.metrics import LOSS, named
+from feddpc.runs.record import COUNTED, is_run, load_config, read_json
+from feddpc.tasks.metrics import named
 from feddpc.tasks.network import NetworkTask
 from feddpc.validation import HeldOutEvaluator, held_out_evaluator
-
-#: Participation schemes that never invite more clients than the cohort.
-FIXED_SIZE = ("uniform", "cyclic", "markov", "weighted")
 
 
 class ClientAppStrategy(MethodStrategy):
@@ -62,10 +61,12 @@ class ClientAppStrategy(MethodStrategy):
         more: arguments of :class:`MethodStrategy`.
     """
 
+    sees_uploads = True  #: whether the server sees what single clients upload
+
     def __init__(self, assets: ServerAssets, *, wait: float, secret: int | None, **more: Any) -> None:
         super().__init__(assets.method, **more)
         self.assets, self.config, self.wait, self.secret = assets, assets.config, wait, secret
-        self.population, self.metrics = self.config.clients, assets.metrics
+        self.population, self.run_log.metrics = self.config.clients, assets.metrics
         self.best_round_on = "test" if assets.validation is None else "validation"
         self.registry = ClientRegistry(self.config.clients)
         self.nodes = NodeClient(self.registry, self.bounds, self.spec())
@@ -78,17 +79,7 @@ class ClientAppStrategy(MethodStrategy):
         self._invited: Ints = np.zeros(0, np.int64)
         self._templates: State = {}  # what one client uploads
         self._clients: Population | None = None
-        self._check_quorum()
-
-    def _check_quorum(self) -> None:
-        """Refuse a quorum that no round can reach."""
-        cohort = self.config.cohort
-        most = cohort if self.config.participation in FIXED_SIZE else self.config.clients
-        if (least := self.quorum(cohort)) > most:
-            raise BadInputError(
-                f"min_replies = {self.min_replies} with cohort = {cohort}: {least} clients must answer, and at most "
-                f"{most} are invited per round, so no round could count: lower min_replies or raise cohort"
-            )
+        check_quorum(self.config, self.min_replies, self.quorum(self.config.cohort))
 
     def quorum(self, invited: int) -> int:
         """Return how many of the invited clients must answer for a round to count."""
@@ -132,17 +123,7 @@ class ClientAppStrategy(MethodStrategy):
 
     def check_rounds(self, rounds: int) -> None:
         """Raise if the privacy budget or the schedule was made for another number of rounds."""
-        config = self.config
-        if config.privacy and rounds > config.rounds:
-            raise BadInputError(
-                f"num_rounds = {rounds}, but the privacy budget is counted for rounds = {config.rounds}: give "
-                f"rounds={rounds} to the strategy"
-            )
-        if config.lr_schedule_options.get("over") == config.rounds != rounds:
-            raise BadInputError(
-                f"num_rounds = {rounds}, but lr_schedule = {config.lr_schedule!r} is made for rounds = "
-                f"{config.rounds}: give rounds={rounds} to the strategy"
-            )
+        check_rounds(self.config, rounds)
 
     def prepare(self, grid: Grid) -> None:
         """Let the method learn what it needs before round 1, and send clients their one-time payload."""
@@ -155,24 +136,12 @@ class ClientAppStrategy(MethodStrategy):
             if self.method.surveys:
                 ask = self.nodes.prober(grid, self.method, self.now.w, "survey", 0)
                 survey(self.method, self.now, self.clients, ask, lambda ids, _: self.mark_accepted(0, ids))
-        self.pending += self.nodes.refused
+        self.run_log.pending += self.nodes.refused
 
     def learn(self, grid: Grid) -> State:
         """Return what the method learns before round 1; a run that is continued has it in its folder."""
-        path = None if self.folder is None else self.folder / LEARNED
-        if path is not None and path.exists():
-            return checkpoint.load_model(path)
-        method, ask = require_asking(self.method, self.method.name), partial(self.nodes.question, grid)
-        try:
-            learned = method.learn_by_asking(ask, self._server_data(), self.registry.sample_counts())
-        except (ValueError, KeyError, IndexError, RuntimeError) as error:
-            raise BadInputError(
-                f"{self.method.name}: what the clients answered before round 1 does not fit together: {error}"
-            ) from error
-        learned = {key: value.detach().cpu().contiguous() for key, value in learned.items()}
-        if path is not None and learned:
-            checkpoint.save_model(path, learned)
-        return learned
+        ask, sizes = partial(self.nodes.question, grid), self.registry.sample_counts()
+        return learn_by_asking(self.method, ask, self._server_data(), sizes, self.folder)
 
     def send_payloads(self, grid: Grid) -> None:
         """Send every client that does not have it yet what it needs before its first round."""
@@ -192,7 +161,15 @@ class ClientAppStrategy(MethodStrategy):
         self.send_payloads(grid)
         self._invited = self.clients.draw(t).answered
         ids = self.registry.connected_clients(self._invited, connected & self.registry.ready)
-        return self._train_messages(grid, t, ids)
+        return self._train_messages(grid, t, self._without_quarantined(t, ids))
+
+    def _without_quarantined(self, t: int, ids: Ints) -> Ints:
+        """Return the clients to ask in round ``t``, of those that are connected."""
+        if self.quarantine is None:
+            return ids
+        node_of = self.registry.node_of()
+        chosen = set(self.quarantine.choose([node_of[c] for c in ids.tolist()], t, self.quorum(len(ids))))
+        return np.array([c for c in ids.tolist() if node_of[c] in chosen], dtype=np.int64)
 
     def receive(self, t: int, replies: Iterable[Message]) -> Received:
         """Screen the replies, each on its own; simulated faults change some of them first."""
@@ -263,16 +240,12 @@ class ClientAppStrategy(MethodStrategy):
             self.sent = self.nodes.messages(MessageType.EVALUATE, parts, t)
         return self.sent
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def read_evaluations(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average every metric over the clients that have it, by their numbers of test samples."""
         self.nodes.refused = []
-        good = self.nodes.screen(replies, self.sent, self.offset + server_round, self._read_evaluation)
-        self.pending += self.nodes.refused
-        means = {}
-        for name in (metric.name for metric in self.metrics):
-            measured = [(metrics[name], count) for count, metrics in good.values() if name in metrics]
-            if total := sum(count for _, count in measured):
-                means[name] = sum(value * (count / total) for value, count in measured)
+        good = self.nodes.screen(replies, self.sent, t, self._read_evaluation)
+        self.run_log.pending += self.nodes.refused
+        means = average_evaluations(good.values(), self.metrics)
         return MetricRecord({**means}) if means else None
 
     # The experiment.
@@ -353,12 +326,7 @@ class ClientAppStrategy(MethodStrategy):
         return content
 
     def _read_evaluation(self, client: int, content: RecordDict) -> tuple[int, dict[str, float]]:
-        """Return the number of test samples and the metrics of a client; only the loss is always defined."""
-        metrics = dict(only_record(content, MetricRecord))
-        examples = self.bounds.examples(metrics.pop("num-examples", None))
-        names = [metric.name for metric in self.metrics]
-        expect(metrics, [LOSS.name], "the evaluation", names)
-        return examples, {name: check_number(name, value, torch.float64) for name, value in metrics.items()}
+        return read_evaluation(content, self.bounds, self.metrics)
 
     def _read_upload(self, content: RecordDict) -> State:
         return read_arrays(content, "up", self._templates)

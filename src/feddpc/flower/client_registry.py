@@ -16,8 +16,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddpc._version import __version__
 from feddpc.errors import BadInputError
+from feddpc.flower import versions
 from feddpc.flower.messages import (
     NO_SETUP,
     REPLY,
@@ -218,8 +218,11 @@ class NodeClient:
         record = content.get(REPLY)
         if not isinstance(record, ConfigRecord):
             raise RefusedError("it does not come from feddpc.flower.client_app")
+        try:
+            versions.agreed(record.get("version"), "this node", "the server")
+        except versions.ProtocolError as error:
+            raise RefusedError(str(error)) from None
         wanted = {
-            "version": __version__,
             "method": self.spec.config.method,
             "round": str(t),
             "experiment": self.spec.tag,

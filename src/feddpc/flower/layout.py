@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from feddpc.errors import BadInputError
 from feddpc.flower.messages import RefusedError, expect, layout_tag, peek
+from feddpc.methods.base import State
 
 Numbers = NDArray[np.generic]
 FLOATS = ("float32", "float64")
@@ -170,3 +171,18 @@ class BufferMean:
     def arrays(self, layout: Layout) -> dict[str, Array]:
         """Return the mean in the types of the model."""
         return {name: Array(values.astype(layout.dtypes[name])) for name, values in self.values.items()}
+
+
+#: How the names of buffers begin among the tensors of a checkpoint.
+STORED = "buffers/"
+
+
+def store_buffers(watched: State, buffers: Mapping[str, Array], mean: BufferMean) -> State:
+    """Return what a checkpoint has besides the model, with the buffers that were averaged."""
+    return {**watched, **{STORED + name: torch.from_numpy(np.array(buffers[name].numpy())) for name in mean.values}}
+
+
+def restore_buffers(layout: Layout, watched: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Return the buffers that a checkpoint has."""
+    stored = {name: watched.get(STORED + name) for name in layout.buffers}
+    return {name: Array(values.numpy()) for name, values in stored.items() if values is not None}

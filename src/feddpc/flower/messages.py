@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc import methods
-from feddpc._version import __version__
 from feddpc.checks import check_int, coerce
 from feddpc.config import Config
 from feddpc.data.untrusted import Header, read_header
 from feddpc.errors import FeddpcError
+from feddpc.flower import versions
 from feddpc.methods.base import Method, State
 from feddpc.models.flat import Flat
 from feddpc.own_functions import without_module
@@ -194,7 +194,7 @@ CLIENT_KEYS = (
 class ExperimentSpec:
     """What a client must know about the experiment. Every message carries it, and a client refuses another one."""
 
-    version: str
+    version: str  #: the server's release and protocols, see `versions`
     layout: str  #: of the model, see `layout_tag`
     target: str  #: what the targets are: classes, floats, multihot or tokens
     classes: int
@@ -205,7 +205,7 @@ class ExperimentSpec:
         """Return the specification of a configuration; code of the user's own is named without its module."""
         settings = {key: getattr(config, key) for key in CLIENT_KEYS if getattr(config, key) is not None}
         settings |= {name: code_name(settings[name]) for name in known_code()}
-        return cls(__version__, layout, target, classes, json.dumps(settings, sort_keys=True))
+        return cls(versions.stated(), layout, target, classes, json.dumps(settings, sort_keys=True))
 
     def record(self) -> ConfigRecord:
         """Return the record for a message."""
@@ -213,14 +213,14 @@ class ExperimentSpec:
 
     @classmethod
     def read(cls, content: RecordDict) -> ExperimentSpec:
-        """Return the specification in a message, or refuse a message of another version."""
+        """Return the specification in a message, or refuse a message of a protocol that this node does not speak."""
         record = content.get(SPEC)
         if not isinstance(record, ConfigRecord):
             raise RefusedError("the message has no experiment: it does not come from feddpc.flower.strategy")
-        if record.get("version") != __version__:
-            raise RefusedError(
-                f"the server runs feddpc {record.get('version')!s}, this node {__version__}: install the same on both"
-            )
+        try:
+            versions.agreed(record.get("version"), "the server", "this node")
+        except versions.ProtocolError as error:
+            raise RefusedError(str(error)) from None
         wanted = {f.name for f in fields(cls)}
         if set(record) != wanted:
             raise RefusedError(
@@ -247,8 +247,9 @@ class ExperimentSpec:
 
     @functools.cached_property
     def tag(self) -> str:
-        """A short name for this experiment; equal experiments have equal names."""
-        return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=8).hexdigest()
+        """A short name for this experiment; equal experiments have equal names, whatever release the server has."""
+        about = {name: value for name, value in asdict(self).items() if name != "version"}
+        return hashlib.blake2b(json.dumps(about).encode(), digest_size=8).hexdigest()
 
     def build(self, own: Method | None) -> Method:
         """Return the method; ``own`` is the only one that this node takes part in, if it has one."""
@@ -304,6 +305,12 @@ class ReplyTensors:
 
     replies: list[RecordDict]
     read: Callable[[RecordDict], Tensor]
+    norms: Tensor | None = None  #: of the tensors, where they are known
 
     def __iter__(self) -> Iterator[Tensor]:
         return map(self.read, self.replies)
+
+    def __getitem__(self, mask: Tensor) -> ReplyTensors:
+        """Return the tensors that ``mask`` marks."""
+        kept = [reply for reply, keep in zip(self.replies, mask.tolist(), strict=True) if keep]
+        return ReplyTensors(kept, self.read, None if self.norms is None else self.norms[mask])

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Message, Metadata, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from torch import Tensor
 
@@ -25,8 +26,12 @@ T = TypeVar("T")
 SHORT = 500
 #: By how much the largest number of a type exceeds what a reply may state, so that sums over clients stay finite.
 ROOM = 2.0**20
+#: The largest weight of a reply, with which sums over clients stay finite.
+LARGEST_WEIGHT = torch.finfo(torch.float64).max / ROOM
 #: How many reasons of a void round, and names of nodes per reason, an error lists.
 LISTED = 20
+#: Errors that say that a node cannot be reached, which is no fault in a reply.
+UNREACHABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
 class VoidRoundsError(FeddpcError):
@@ -41,6 +46,11 @@ class Refusal:
     node: int
     client: int | None
     reason: str
+    faulty: bool = True  #: whether the node is to blame, and not the network or the other replies
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the refusal for the list in a run folder."""
+        return {"round": self.round, "node": self.node, "client": self.client, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -48,28 +58,30 @@ class Bounds:
     """Limits for a reply: the largest norm of a vector (None: what its type can square), and the most examples."""
 
     max_norm: float | None = None
-    max_examples: int = 10**9
+    max_examples: int | None = 10**9
 
     def __post_init__(self) -> None:
-        check_int("max_examples", self.max_examples, 1)
+        if self.max_examples is not None:
+            check_int("max_examples", self.max_examples, 1)
         if self.max_norm is not None:
             check_positive("max_norm", self.max_norm)
 
-    def check(self, name: str, value: Tensor) -> None:
-        """Refuse a tensor that is not finite or too long.
+    def check(self, name: str, value: Tensor) -> float:
+        """Return the norm of a tensor; refuse one that is not finite or too long.
 
         >>> Bounds(max_norm=1.0).check("delta", torch.tensor([3.0, 4.0]))
         Traceback (most recent call last):
         feddpc.flower.messages.RefusedError: delta has norm 5, more than 1
         """
         if not value.is_floating_point():
-            return
+            return 0.0
         norm = math.sqrt(float(square(value.reshape(-1))))  # a sum of squares is finite only if all its terms are
         if not math.isfinite(norm):
             raise RefusedError(f"{name} is not finite")
         most = math.sqrt(torch.finfo(value.dtype).max) if self.max_norm is None else self.max_norm
         if norm > most:
             raise RefusedError(f"{name} has norm {norm:.6g}, more than {most:.6g}")
+        return norm
 
     def checked(self, state: State) -> State:
         """Return tensors, or refuse them if one is not finite or too long."""
@@ -79,10 +91,22 @@ class Bounds:
 
     def examples(self, count: object) -> int:
         """Return how many examples a reply stands for, or refuse it."""
+        most = math.inf if self.max_examples is None else self.max_examples
         number = count if isinstance(count, int | float) and not isinstance(count, bool) else math.nan
-        if not (1 <= number <= self.max_examples and number == int(number)):
-            raise RefusedError(f"it counts {count!r} examples: a whole number from 1 to {self.max_examples} is needed")
+        if not (1 <= number <= most and number < math.inf and number == int(number)):
+            raise RefusedError(f"it counts {count!r} examples: a whole number from 1 to {most} is needed")
         return int(number)
+
+    def weight(self, name: str, value: object) -> float:
+        """Return the weight that a reply states under ``name``, any positive number, or refuse it.
+
+        >>> Bounds(max_examples=None).weight("num-tokens", 2.5e12)
+        2500000000000.0
+        """
+        most = LARGEST_WEIGHT if self.max_examples is None else self.max_examples
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most:
+            return float(value)
+        raise RefusedError(f"its weight {name!r} is {value!r}: a positive number of at most {most:.6g} is needed")
 
 
 def check_number(name: str, value: object, dtype: torch.dtype) -> float:
@@ -135,7 +159,8 @@ def screen_replies(
             good[key] = read(key, reply.content)
         except RefusedError as error:
             reason = shorten(str(error))
-            refused.append(Refusal(round, node, client, reason))
+            reachable = not (reply.has_error() and reply.error.code in UNREACHABLE)
+            refused.append(Refusal(round, node, client, reason, faulty=reachable and node in nodes and key not in good))
             log(WARNING, "round %d: the reply of node %d (client %s) does not count: %s", round, node, client, reason)
     return dict(sorted(good.items())), refused
 
@@ -177,11 +202,16 @@ def shorten(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def averageable(contents: list[RecordDict]) -> list[RecordDict]:
-    """Return the replies with finite metrics of the most common names and lengths: only these can be averaged."""
+def averageable(contents: list[RecordDict], weighted_by: str) -> list[RecordDict]:
+    """Return the replies whose metrics can be averaged: finite, with the most common names and lengths, and a weight.
+
+    A reply with other metrics is left out of their mean; its update counts.
+    """
     metrics = [only_record(content, MetricRecord) for content in contents]
     kinds = [
-        tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in m.items())) if _finite(m) else None
+        tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in m.items()))
+        if _finite(m) and _is_weight(m.get(weighted_by))
+        else None
         for m in metrics
     ]
     common = Counter(kind for kind in kinds if kind is not None).most_common(1)
@@ -190,3 +220,7 @@ def averageable(contents: list[RecordDict]) -> list[RecordDict]:
 
 def _finite(metrics: MetricRecord) -> bool:
     return all(math.isfinite(x) for v in metrics.values() for x in (v if isinstance(v, list) else [v]))
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value <= LARGEST_WEIGHT

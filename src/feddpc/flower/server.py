@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import MappingProxyType
+from typing import Any, Literal, get_args, get_type_hints
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from feddpc import methods
-from feddpc.build import TaskParts, check_method, load_code, resolve_task, task_class
 from feddpc.config import EXECUTION_KEYS, MAY_CHANGE, OPTION_TABLES, Config, keys
 from feddpc.data import Dataset
 from feddpc.data.array_checks import Target
@@ -26,15 +26,23 @@ from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.flower.assets import Reserve, ServerAssets
 from feddpc.flower.client_app_strategy import ClientAppStrategy
+from feddpc.flower.prometheus import address_of
+from feddpc.flower.quarantine import USUAL
 from feddpc.flower.screening import Bounds
+from feddpc.method_changes import check_method
 from feddpc.methods.base import Method
 from feddpc.policies import resolve_policies
+from feddpc.resolve import resolve_task
+from feddpc.robust.defense import FEDERATION
+from feddpc.task_parts import TaskParts, load_code, task_class
 from feddpc.tasks import TASKS
 from feddpc.tasks.augmentation import TRANSFORMS
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import MEASURES
 
 Array = NDArray[Any]
+#: Tables that the app's configuration may switch off as a whole.
+SWITCHES = ("screen", "quarantine")
 #: Seconds that a server waits for its clients to come.
 WAIT = 600.0
 
@@ -57,8 +65,11 @@ def strategy(
     max_examples: int = 10**9,
     fraction_evaluate: float = 0.0,
     folder: str | Path | None = None,
+    check_initial_arrays: bool = True,
+    quarantine: Mapping[str, int] | Literal[False] | None = MappingProxyType(USUAL),
     wait: float = WAIT,
     reproducible: bool = False,
+    prometheus: str | int | None = None,
     kind: type[ClientAppStrategy] = ClientAppStrategy,
     **config: Any,
 ) -> ClientAppStrategy:
@@ -83,12 +94,17 @@ def strategy(
         max_examples: the most examples that a client may count.
         fraction_evaluate: share of the nodes that evaluate the model on test samples of their own, every round.
         folder: where records and checkpoints go; a run that is there is continued.
+        check_initial_arrays: whether that run must have begun with the weights of ``model``. False is for models that
+            are made without a seed.
+        quarantine: after how many refused replies in a row a node is not asked, and for how many rounds; None: never.
         wait: seconds to wait for clients.
         reproducible: with differential privacy, draw participants and noise from the experiment's seed, as the
             simulator does. Clients know that seed, and could take the noise away: only for comparisons.
+        prometheus: where a metrics endpoint listens: a port on loopback, or HOST:PORT; by default there is none.
         kind: the class of the strategy.
         config: keys of the configuration: ``clients``, ``cohort``, ``client_lr``, ``server_lr``, ``batch_size``, ...;
             ``task``, ``loss``, ``transform`` and ``metrics`` may also be objects, which nodes must be given too.
+            ``screen`` is ``{"norm": 30}`` unless given; None, False or an empty table switches it off.
     """
     for name, samples_of in {"reserve": reserve, "validation": validation}.items():
         if isinstance(samples_of, int | float):
@@ -96,10 +112,14 @@ def strategy(
                 f"{name} = {samples_of} is a share of all training samples, which no server has in a federation: give "
                 "the samples themselves, or leave it out"
             )
+    address_of(prometheus)
     if "client_lr" in config:
         config["lr"] = config.pop("client_lr")
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
+    if "screen" not in config and kind.sees_uploads and not config.get("privacy"):
+        config["screen"] = dict(FEDERATION)
+    config["screen"] = config.get("screen") or {}
     load_code(config)
     own, words = TaskParts.take(config)
     settings = Config.read({**config, **words, "method": method.name, "hyper": method.hyper()})
@@ -126,7 +146,7 @@ def strategy(
     assets = ServerAssets(
         settings, method, network, classes, target, own, reserve=reserve, scaler=scaler, samples=samples, **held
     )
-    return kind(
+    made = kind(
         assets,
         wait=wait,
         secret=None if reproducible else secrets.randbits(128),
@@ -134,10 +154,14 @@ def strategy(
         min_replies=min_replies,
         max_void_rounds=max_void_rounds,
         folder=folder,
+        check_initial_arrays=check_initial_arrays,
+        quarantine=None if settings.privacy else quarantine,  # whether a node is asked may depend on the others
         min_available_nodes=settings.clients if min_available_nodes is None else min_available_nodes,
         fraction_evaluate=fraction_evaluate,
         min_evaluate_nodes=1,
     )
+    made.prometheus = prometheus
+    return made
 
 
 def _refuse_simulator_only(settings: Config) -> None:
@@ -179,7 +203,7 @@ def server_app(
         values: dict[str, Any] = {"method": method, "rounds": rounds, "deadline": deadline, **settings}
         named = method if isinstance(method, str) else None
         for key, value in from_run_config(context.run_config, named).items():
-            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+            values[key] = {**(values.get(key) or {}), **value} if isinstance(value, dict) else value
         if not isinstance(values["method"], str) and values.get("hyper"):
             raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
         timeout = values.pop("deadline")
@@ -200,8 +224,10 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
     {'client_lr': 0.1, 'hyper': {'lam': 0.5}, 'screen': {'norm': 5.0}}
     >>> from_run_config({"method": "fedprox", "fedprox.mu": 0.1, "feddpc.lam": 0.5})
     {'method': 'fedprox', 'hyper': {'mu': 0.1}}
+    >>> from_run_config({"quarantine.after": 5, "screen": False})
+    {'quarantine': {'after': 5}, 'screen': False}
     """
-    tables = {"hyper": "hyper", **OPTION_TABLES}
+    tables = {"hyper": "hyper", "quarantine": "quarantine", **OPTION_TABLES}
     if method := values.get("method", method):
         tables[method] = "hyper"
     hints = get_type_hints(strategy)
@@ -213,6 +239,8 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
         table, _, option = name.partition(".")
         if option and table in tables:
             settings.setdefault(tables[table], {})[option] = value
+        elif name in SWITCHES and value is False:
+            settings[name] = False
         elif name in known and (name, value) != ("folder", ""):
             settings[name] = value
     return settings
@@ -234,7 +262,11 @@ class AppArguments:
         return data.x_train[mine], data.y_train[mine]
 
     def server(self) -> dict[str, Any]:
-        """Return the arguments of ``strategy`` and ``server_app``, except the method."""
+        """Return the arguments of ``strategy`` and ``server_app``, except the method.
+
+        They give the numbers of the simulator, so what it does not have is off: the bound on norms, unless the
+        experiment has one, and the quarantine.
+        """
         experiment = self.experiment
         data, config = experiment.data, experiment.config
         # A network that measures statistics is refused anyway.
@@ -249,9 +281,12 @@ class AppArguments:
             "validation": (data.x_train[experiment.held_out], data.y_train[experiment.held_out])
             if len(experiment.held_out)
             else None,
-            "reserve": Reserve.of(data.x_train, data.y_train, experiment.reserve) if len(experiment.reserve) else None,
+            "reserve": Reserve.of(data.x_train, data.y_train, experiment.reserved_ids)
+            if len(experiment.reserved_ids)
+            else None,
             "scaler": experiment.task.scaler if config.scaling == "channel" else None,
             "samples": len(data.y_train),
+            "quarantine": None,
         }
 
     def client(self) -> dict[str, Any]:

@@ -8,14 +8,13 @@ for GPUs; what stands here for a CPU is what the tests compare with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddpc.kernels.launch import declare
+from feddpc.kernels.launch import declare, stacks
 
 #: Up to so many channels on either side, this beats a convolution.
 FEW = 16
@@ -151,23 +150,5 @@ class _PooledProduct(torch.autograd.Function):
         return dx, ops.pooled_by_matrix(dy, chosen, x, *size), None, None
 
 
-def _stacks(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for ``vmap``: what it stacks joins the stack that is there."""
-
-    def rule(info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        def joined(t: Any, dim: int | None) -> Any:
-            if not isinstance(t, Tensor):
-                return t
-            t = t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            return t.flatten(0, 1)
-
-        out = operation(*(joined(t, dim) for t, dim in zip(args, dims, strict=True)))
-        several = out if isinstance(out, tuple) else (out,)
-        parted = [t.reshape(info.batch_size, -1, *t.shape[1:]) for t in several]
-        return (tuple(parted), (0, 0)) if isinstance(out, tuple) else (parted[0], 0)
-
-    return rule
-
-
 for _name in _SIGNATURES:
-    torch.library.register_vmap(f"feddpc::{_name}", _stacks(getattr(torch.ops.feddpc, _name)))
+    torch.library.register_vmap(f"feddpc::{_name}", stacks(getattr(torch.ops.feddpc, _name)))

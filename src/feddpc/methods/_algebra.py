@@ -120,17 +120,14 @@ def safe_ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(usable, a, 0.0) / torch.where(usable, b, 1.0)
 
 
-def project_out(x_d: Tensor, g_d: Tensor) -> Tensor:
-    """Return ``x`` less its projection on ``g`` (``x`` itself when ``g`` is zero).
+def project_out_(x_d: Tensor, g_d: Tensor, g2: Tensor | None = None) -> Tensor:
+    """Subtract from ``x``, in place, its projection on ``g`` (nothing when ``g`` is zero).
 
-    >>> project_out(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))
+    ``g2`` is ``<g, g>`` if it is known already.
+
+    >>> project_out_(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))
     tensor([0., 4.])
     """
-    return project_out_(x_d.clone(), g_d)
-
-
-def project_out_(x_d: Tensor, g_d: Tensor, g2: Tensor | None = None) -> Tensor:
-    """Do the same to ``x`` itself; ``g2`` is ``<g, g>`` if it is known already."""
     p = safe_ratio(dot(x_d, g_d), square(g_d) if g2 is None else g2)
     return _add_multiple_(x_d, g_d, -p)
 

@@ -13,156 +13,32 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddpc.errors import BadInputError
-from feddpc.methods._algebra import exact_sum, weighted_sum
+from feddpc.methods.description import Costs as Costs
+from feddpc.methods.description import Described
 from feddpc.methods.federated_data import FederatedData
-from feddpc.optimizers import ServerOptimizer
-from feddpc.rng import generator
+from feddpc.methods.values import ClientContext as ClientContext
+from feddpc.methods.values import Cohort as Cohort
+from feddpc.methods.values import State as State
+from feddpc.methods.values import Step as Step
+from feddpc.methods.values import Transformed as Transformed
 from feddpc.tasks.base import Batch, BatchIndices, Task
 
-State = dict[str, Tensor]
-#: Rows per client by name: a stack, or something that can be iterated row by row and averaged, as FedDPC's residuals.
-Transformed = Mapping[str, Any]
 #: What a method may change before there is a federation.
 DATA_HOOKS = ("reserve", "adapt", "learn", "extend_data", "initial")
 Mask = NDArray[np.bool_]
 
 
-class ClientContext(NamedTuple):
-    """What one client knows during one round."""
-
-    w: Tensor  #: the global model it received, ``w_{t-1}``
-    broadcast: State  #: what else the server sent, in this round or once before round 1 (the one-time payload)
-    state: State  #: what the client remembers, and in this round what it answered to the probe
-    lr: float  #: the local learning rate ``eta_l``
-    steps: Tensor  #: ``K_j``, how many local steps it makes in this round
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """What the server knows about the clients whose answers it aggregates."""
-
-    round: int
-    clients: Tensor  #: ids, ``[m]``
-    population: int  #: ``N``
-    weights: Tensor  #: float64, sums to 1, ``[m]``
-    steps: Tensor  #: ``K_j``, ``[m]``
-    client_lr: float  #: ``eta_l``
-    server_lr: float  #: ``eta_g``
-    slots: State = field(default_factory=dict)  #: what the server remembers of these clients
-    sizes: Tensor | None = None  #: samples per client of the population, where clients count by samples, ``[N]``
-    seed: int = 0  #: of the experiment
-    samples: Tensor | None = None  #: samples per client of the cohort, where clients count by samples, ``[m]``
-    momentum: float = 0.0  #: of the clients' local steps
-
-    def select(self, mask: Tensor) -> Cohort:
-        """Return the cohort of the clients that ``mask`` marks; their weights add up to one again."""
-        clients, samples = self.clients[mask], None if self.samples is None else self.samples[mask]
-        if samples is None:
-            m = len(clients)
-            weights = torch.full((m,), 1 / max(m, 1), dtype=torch.float64, device=clients.device)
-        else:
-            weights = samples.double() / samples.sum()
-        return replace(
-            self,
-            clients=clients,
-            weights=weights,
-            steps=self.steps[mask],
-            slots={key: rows[mask] for key, rows in self.slots.items()},
-            samples=samples,
-        )
-
-    def mean(self, x_md: Tensor) -> Tensor:
-        """Average a stack over the cohort (uniformly, unless the experiment weights by samples)."""
-        return weighted_sum(self.weights, x_md)
-
-    def total(self, x_md: Tensor) -> Tensor:
-        """Return these clients' part of the mean over ALL clients, ``1/N sum_S x_j``, in float64."""
-        if self.sizes is None:
-            return exact_sum(x_md) / self.population
-        return exact_sum(x_md, self.sizes[self.clients].double() / self.sizes.sum())
-
-    def group_shares(self, group_n: Tensor, count: int) -> Tensor:
-        """Return the share of each of ``count`` groups in the population; ``group_n`` is the group of every client.
-
-        Sizes are whole numbers, so the sums are exact and do not depend on the order of a GPU's additions.
-        """
-        sizes = torch.ones_like(group_n) if self.sizes is None else self.sizes
-        held = torch.zeros(count, dtype=torch.int64, device=sizes.device).index_add_(0, group_n, sizes)
-        return held.double() / sizes.sum()
-
-    def uniforms(self, purpose: str) -> NDArray[np.float64]:
-        """Return a uniform number in [0, 1) for each client, ``[m]``, the same for any other participants."""
-        return np.array([generator(self.seed, purpose, self.round, int(c)).random() for c in self.clients])
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the server rule returns: where to go, ``w_t = w_{t-1} - rate * update``, and what to remember and report.
-
-    Every rule is such a step, and leaving the subtraction to the engine lets it keep one model in one place.
-    """
-
-    update: Tensor
-    rate: float | Tensor
-    server: State = field(default_factory=dict)
-    slots: State = field(default_factory=dict)
-    notes: Mapping[str, Tensor | float] = field(default_factory=dict)
-
-    def apply_(self, w: Tensor) -> Tensor:
-        """Move ``w``, in place."""
-        if isinstance(self.rate, Tensor):
-            return w.addcmul_(self.update, -self.rate.to(w.dtype))
-        return w.add_(self.update, alpha=-self.rate)
-
-    def optimized(self, optimizer: ServerOptimizer, state: State, cohort: Cohort) -> tuple[Step, State]:
-        """Return the step that a server optimizer makes of this one, and the optimizer's new ``state``."""
-        delta = self.update * (self.rate / cohort.server_lr)
-        direction, state = optimizer.direction(delta, state, cohort.client_lr)
-        return replace(self, update=direction, rate=cohort.server_lr), state
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Costs per participant and round in multiples of ``d``; states do not include the model itself."""
-
-    down: str = "1"
-    up: str = "1"
-    client_state: str = "0"
-    server_state: str = "0"
-    client_work: str = "-"
-    server_work: str = "-"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(Described):
     """FedAvg; subclasses override what they do otherwise. Hyper-parameters are the dataclass's fields."""
-
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""
-    reference: ClassVar[str] = ""
-    costs: ClassVar[Costs] = Costs()
-    #: Parts of a model that it needs, e.g. ``features``; a model without them is refused.
-    parts: ClassVar[tuple[str, ...]] = ()
-    #: Kinds of targets that it can learn, e.g. ``classes``; none: all.
-    targets: ClassVar[tuple[str, ...]] = ()
-    #: What leaves a client besides its update.
-    privacy: ClassVar[str] = "Nothing but the update leaves a client."
-    #: Whether :meth:`combine` uses its rows only in weighted sums over clients, which several machines can add up.
-    needs_only_sums: ClassVar[bool] = False
-    #: Whether statistics of the network, such as BatchNorm's, stay with each client.
-    keeps_statistics: ClassVar[bool] = False
-    #: The server's learning rate where none is set; None: that of the clients.
-    usual_server_lr: ClassVar[float | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Warn of a function that looks like a misspelt hook: it would never be called."""
@@ -326,27 +202,6 @@ class Method:
     def personal(self, task: Task, w: Tensor, state: State) -> Tensor:
         """The model that ONE client with memory ``state`` uses where the global one is ``w``; usually that one."""
         return w
-
-    # What is known about a method.
-
-    def hyper(self) -> dict[str, Any]:
-        """Return the hyper-parameters by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def light(cls) -> Method:
-        """Return an instance for measurements of cost: the default, unless it computes long before round 1."""
-        return cls()
-
-    @classmethod
-    def describe(cls) -> str:
-        """Return the docstring: what the method does, its equations, symbols, departures and reference."""
-        return inspect.cleandoc(cls.__doc__ or "")
-
-    def require(self, holds: bool, name: str, domain: str) -> None:
-        """Refuse a hyper-parameter outside its domain."""
-        if not holds:
-            raise BadInputError(f"{self.name}: {name} = {getattr(self, name)!r} is outside its domain: {domain}")
 
 
 def overrides(method: Method, hook: str) -> bool:

@@ -48,7 +48,7 @@ class ClusterFedVARP(Method):
     name: ClassVar[str] = "clusterfedvarp"
     title: ClassVar[str] = "ClusterFedVARP"
     reference: ClassVar[str] = "Jhunjhunwala et al., FedVARP, UAI 2022, arXiv:2207.14130"
-    costs: ClassVar[Costs] = Costs(server_state="C", server_work="2d a client")
+    costs: ClassVar[Costs] = Costs(server_state="C", server_work="2d per client")
 
     clusters: int | tuple[tuple[int, ...], ...] = 10
 

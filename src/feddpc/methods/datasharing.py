@@ -46,8 +46,8 @@ class DataSharing(Method):
     title: ClassVar[str] = "Data sharing"
     reference: ClassVar[str] = "Zhao et al., Federated learning with non-IID data, 2018, arXiv:1806.00582"
     privacy: ClassVar[str] = (
-        "The server holds raw samples of every class and hands them to all clients: whoever they come from gives them "
-        "away. The clients' own samples stay where they are."
+        "The server holds raw samples of every class and sends them to all clients; the clients they come from give "
+        "them away. The clients' own samples stay where they are."
     )
     targets: ClassVar[tuple[str, ...]] = ("classes",)
     costs: ClassVar[Costs] = Costs(
@@ -97,12 +97,12 @@ class DataSharing(Method):
 
     def _kept(self, world: FederatedData) -> Ids:
         """The samples of G: from each class of the reserve, its first ones."""
-        labels = world.data.y_train[world.reserve]
+        labels = world.data.y_train[world.reserved_ids]
         each = reserved_each(self.beta, world.data)
-        kept = [world.reserve[labels == c][:each] for c in range(world.data.classes)]
+        kept = [world.reserved_ids[labels == c][:each] for c in range(world.data.classes)]
         if any(len(k) < each for k in kept):
             raise BadInputError(
                 f"{self.name}: beta = {self.beta} needs {each} samples of every class, but the server was left with "
-                f"{len(world.reserve)} in all: raise reserve, or lower beta"
+                f"{len(world.reserved_ids)} in all: raise reserve, or lower beta"
             )
         return np.concatenate(kept)

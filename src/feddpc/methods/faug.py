@@ -44,7 +44,7 @@ class FAug(Method):
 
     Confidence: recalled and from secondary texts; the paper's numbers of samples and its GAN are not known here.
 
-    Disclosed: raw samples sent, in all and a client; the share of true targets among the labels sent (the paper's
+    Disclosed: raw samples sent, in all and per client; the share of true targets among the labels sent (the paper's
     leakage from client to server); and, since a GAN may collapse, for each class the mean distance of two made samples
     over that of two samples sent: 0 if all made are the same, about 1 if they differ as real ones do.
 

@@ -59,8 +59,8 @@ class FedAMD(Method):
         down="2",
         client_state="1",
         server_state="1",
-        client_work="a second gradient a step, or one pass; all clients one pass before round 1",
-        server_work="d a client",
+        client_work="a second gradient per step, or one pass; all clients one pass before round 1",
+        server_work="d per client",
     )
     needs_only_sums: ClassVar[bool] = True
 

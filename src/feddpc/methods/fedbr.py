@@ -73,7 +73,7 @@ class FedBR(Method):
     )
     targets: ClassVar[tuple[str, ...]] = ("classes",)
     costs: ClassVar[Costs] = Costs(
-        down="1 + P", up="1 + P", client_state="pseudo-data", client_work="about 3 forward passes a step"
+        down="1 + P", up="1 + P", client_state="pseudo-data", client_work="about 3 forward passes per step"
     )
     needs_only_sums: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ("features", "head")

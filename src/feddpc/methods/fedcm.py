@@ -41,7 +41,7 @@ class FedCM(Method):
     name: ClassVar[str] = "fedcm"
     title: ClassVar[str] = "FedCM"
     reference: ClassVar[str] = "Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021, arXiv:2106.10874"
-    costs: ClassVar[Costs] = Costs(down="2", server_state="1", client_work="2d a step", server_work="d")
+    costs: ClassVar[Costs] = Costs(down="2", server_state="1", client_work="2d per step", server_work="d")
     needs_only_sums: ClassVar[bool] = True
 
     alpha: float = 0.1
@@ -54,7 +54,7 @@ class FedCM(Method):
         return {"M": torch.zeros_like(w)}
 
     def broadcast(self, w: Tensor, server: State, probed: State, cohort: Cohort) -> State:
-        """The direction travels beside the model."""
+        """The direction is sent along with the model."""
         return {"M": server["M"]}
 
     def correct(self, g: Tensor, y: Tensor, ctx: ClientContext) -> Tensor:

@@ -54,7 +54,7 @@ class FedDC(Method):
         "number of local steps."
     )
     costs: ClassVar[Costs] = Costs(
-        down="2", up="2", client_state="2", server_state="2 / 1", client_work="3d a step", server_work="2d a client"
+        down="2", up="2", client_state="2", server_state="2 / 1", client_work="3d per step", server_work="2d per client"
     )
     needs_only_sums: ClassVar[bool] = True
 

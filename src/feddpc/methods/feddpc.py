@@ -69,7 +69,7 @@ class FedDPC(FedDPCForms):
         down="1 / 2",
         server_state="1",
         client_work="one vector operation / 8d once",
-        server_work="6d a client / -",
+        server_work="6d per client / -",
     )
     needs_only_sums: ClassVar[bool] = True
 

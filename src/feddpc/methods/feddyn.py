@@ -46,7 +46,7 @@ class FedDyn(Method):
     title: ClassVar[str] = "FedDyn"
     reference: ClassVar[str] = "Acar et al., Federated learning based on dynamic regularization, ICLR 2021"
     costs: ClassVar[Costs] = Costs(
-        client_state="1", server_state="1", client_work="3d a step", server_work="d a client"
+        client_state="1", server_state="1", client_work="3d per step", server_work="d per client"
     )
     needs_only_sums: ClassVar[bool] = True
 

@@ -52,7 +52,7 @@ def require_asking(method: object, name: str) -> LearnsByAsking:
 class FederatedData:
     """A federation before its first round, as a data-side method finds it and changes it.
 
-    ``reserve`` are training samples that were kept from all clients before the data were partitioned; they are
+    ``reserved_ids`` are training samples that were kept from all clients before the data were partitioned; they are
     class-balanced and in random order within each class. ``one_time_payload`` is what every client receives once, at
     first contact; a method finds it in ``ctx.broadcast``. ``down_once`` and ``up_once`` count further numbers that each
     client receives or sends once. ``disclosed`` says what left the clients before training.
@@ -64,7 +64,7 @@ class FederatedData:
     client_lr: float
     batch_size: int
     device: torch.device
-    reserve: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    reserved_ids: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     one_time_payload: Mapping[str, Tensor] = field(default_factory=dict)
     down_once: float = 0
     up_once: float = 0

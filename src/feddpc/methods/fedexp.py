@@ -45,7 +45,7 @@ class FedExP(Method):
     reference: ClassVar[str] = (
         "Jhunjhunwala et al., FedExP: Speeding Up FedAvg via Extrapolation, ICLR 2023, arXiv:2301.09604"
     )
-    costs: ClassVar[Costs] = Costs(server_work="norms: 2d a client")
+    costs: ClassVar[Costs] = Costs(server_work="norms: 2d per client")
 
     eps: float = 1e-3
     eps_times_m: bool = False

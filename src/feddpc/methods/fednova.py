@@ -38,7 +38,7 @@ class FedNova(Method):
     name: ClassVar[str] = "fednova"
     title: ClassVar[str] = "FedNova"
     reference: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency, NeurIPS 2020, arXiv:2007.07481"
-    costs: ClassVar[Costs] = Costs(server_work="d a client")
+    costs: ClassVar[Costs] = Costs(server_work="d per client")
     needs_only_sums: ClassVar[bool] = True
 
     @property

@@ -39,7 +39,7 @@ class FedProx(Method):
     reference: ClassVar[str] = (
         "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, arXiv:1812.06127"
     )
-    costs: ClassVar[Costs] = Costs(client_work="2d a step")
+    costs: ClassVar[Costs] = Costs(client_work="2d per step")
     needs_only_sums: ClassVar[bool] = True
 
     mu: float = 0.01

@@ -52,7 +52,7 @@ class FedSpeed(Method):
     title: ClassVar[str] = "FedSpeed"
     reference: ClassVar[str] = "Sun et al., FedSpeed, ICLR 2023, arXiv:2302.10429"
     costs: ClassVar[Costs] = Costs(
-        client_state="1", server_state="1 / 0", client_work="a second gradient a step", server_work="d a client"
+        client_state="1", server_state="1 / 0", client_work="a second gradient per step", server_work="d per client"
     )
     needs_only_sums: ClassVar[bool] = True
 

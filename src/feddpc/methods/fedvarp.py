@@ -37,7 +37,7 @@ class FedVARP(Method):
     name: ClassVar[str] = "fedvarp"
     title: ClassVar[str] = "FedVARP"
     reference: ClassVar[str] = "Jhunjhunwala et al., FedVARP, UAI 2022, arXiv:2207.14130"
-    costs: ClassVar[Costs] = Costs(server_state="N+1", server_work="2d a client")
+    costs: ClassVar[Costs] = Costs(server_state="N+1", server_work="2d per client")
 
     def init_server(self, w: Tensor, population: int) -> State:
         """The mean of all memories."""

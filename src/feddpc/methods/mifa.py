@@ -41,7 +41,7 @@ class MIFA(Method):
     name: ClassVar[str] = "mifa"
     title: ClassVar[str] = "MIFA"
     reference: ClassVar[str] = "Gu et al., Fast federated learning in the presence of unavailability, NeurIPS 2021"
-    costs: ClassVar[Costs] = Costs(server_state="N+1", server_work="d a client")
+    costs: ClassVar[Costs] = Costs(server_state="N+1", server_work="d per client")
 
     table: Literal["zero", "wait"] = "zero"
 

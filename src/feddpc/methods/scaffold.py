@@ -53,7 +53,7 @@ class Scaffold(Method):
         "gradient before round 1."
     )
     costs: ClassVar[Costs] = Costs(
-        down="2", up="2", client_state="1", server_state="1", client_work="d a step", server_work="d a client"
+        down="2", up="2", client_state="1", server_state="1", client_work="d per step", server_work="d per client"
     )
     needs_only_sums: ClassVar[bool] = True
 

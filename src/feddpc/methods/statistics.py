@@ -1,7 +1,7 @@
 """What a network measures at its clients, BatchNorm's statistics above all: averaged, or kept by the client.
 
 Statistics are not trained, and no rule for updates fits them: a projected variance may be negative. So they travel
-beside the update, under a name of their own, and the server takes their plain mean.
+with the update, under a name of their own, and the server takes their plain mean.
 """
 
 from __future__ import annotations

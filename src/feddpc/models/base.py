@@ -1,4 +1,4 @@
-"""What every network of this library offers beside its logits: the features before its last layer, and its stages."""
+"""What every network of this library offers besides its logits: the features before its last layer, and its stages."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddpc.kernels import conv_pool
+from feddpc.kernels.group_norm import normalized
 from feddpc.kernels.launch import usable
 
 #: Up to so many channels, two rows of them fit into what the kernels compute at a time.
@@ -24,7 +25,7 @@ FEW = 8
 
 
 def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Apply ``layers`` one after the other; Conv2d of few channels, ReLU and 2x2 pooling together.
+    """Apply ``layers`` one after the other; together: Conv2d of few channels, ReLU and 2x2 pooling; GroupNorm and ReLU.
 
     >>> layers = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2))
     >>> x = torch.linspace(-1, 1, 192).view(1, 3, 8, 8)
@@ -43,6 +44,10 @@ def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
             # The largest of rectified numbers is the largest number, rectified: a quarter of the work.
             x = relu(_pooled(conv, x) if _pairs(conv, x) else pool(_convolved(conv, x)))
             left = left[3:]
+        elif isinstance(first, nn.GroupNorm) and x.is_cuda:
+            then_relu = len(left) > 1 and type(left[1]) is nn.ReLU and not _hooked(left[1])
+            x = normalized(first, x, relu=then_relu)
+            left = left[1 + then_relu :]
         else:
             x = left.pop(0)(x)
     return x
@@ -52,7 +57,7 @@ def _plain(layers: list[nn.Module]) -> bool:
     """Whether these are a plain convolution, ReLU and 2x2 pooling, without hooks between them."""
     if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
         return False
-    if any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
+    if any(_hooked(layer) for layer in layers):
         return False
     conv, relu, pool = layers
     assert isinstance(conv, nn.Conv2d)
@@ -62,6 +67,10 @@ def _plain(layers: list[nn.Module]) -> bool:
     halving = all(size in (2, (2, 2)) for size in (pool.kernel_size, pool.stride)) and pool.padding in (0, (0, 0))
     usual = pool.dilation in (1, (1, 1)) and not (pool.ceil_mode or pool.return_indices or relu.inplace)
     return simple and halving and usual and not isinstance(conv.padding, str)
+
+
+def _hooked(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def _pairs(conv: nn.Conv2d, x: Tensor) -> bool:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from feddpc.kernels.launch import usable
+from feddpc.models.layout import Layout
+
 
 class Flat:
     """One vector for all trainable parameters of ``module``, in the order of ``named_parameters``.
@@ -34,6 +37,7 @@ class Flat:
         self.d = sum(self.sizes)
         self._whole = _Whole(module)
         self.together = False  #: whether kernels of convolutions get the channels of a pixel together
+        self._layout: Layout | None = None
 
     def vector(self) -> Tensor:
         """Return the module's present parameters as a new vector."""
@@ -49,10 +53,18 @@ class Flat:
         """Return views of ``w`` by parameter name (``split``: the backward of slices would zero-fill every leaf)."""
         if len(w) > self.d:
             return self.parameters(w[: self.d]) | self.buffers(w[self.d :])
+        if self.together and usable(w.device) and not torch._C._functorch.is_batchedtensor(w):
+            return self._laid_out(w)
         views = {n: p.view(s) for n, p, s in zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)}
         if not self.together:
             return views
         return {n: p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p for n, p in views.items()}
+
+    def _laid_out(self, w: Tensor) -> dict[str, Tensor]:
+        """Return the parameters, those of convolutions and linear layers as matrix units want them."""
+        if self._layout is None or self._layout.order.device != w.device:
+            self._layout = Layout(self.module, w.device)
+        return self._layout.parameters(w)
 
     def read_statistics(self) -> Tensor:
         """Return the module's present statistics as a new vector of the parameters' type."""

@@ -44,7 +44,7 @@ class WithProjection(nn.Module):
 
 
 class WithProjector(nn.Module):
-    """A network with a projector of its features beside its head; the logits are those of ``base``."""
+    """A network with a projector of its features next to its head; the logits are those of ``base``."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from feddpc.checks import check_int
 from feddpc.errors import BadInputError, unknown
+from feddpc.kernels.group_norm import normalized
 from feddpc.models.base import BodyAndHead, Sections
+from feddpc.models.fast_cpu import through
 from feddpc.models.narrow import narrowed
 
 _WIDTHS = (64, 128, 256, 512)
@@ -54,7 +56,7 @@ class ResNet18(BodyAndHead):
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the last layer sees, ``[batch, 512]``."""
-        out: Tensor = self.stages(self.stem(x))
+        out: Tensor = self.stages(through(self.stem, x))
         return out.mean((2, 3))
 
     def sections(self) -> Sections:
@@ -137,8 +139,9 @@ class _ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = (self.shortcut(x) + self.body(x)).relu()
-        return out
+        *layers, norm = self.body
+        shortcut = through(self.shortcut, x) if isinstance(self.shortcut, nn.Sequential) else x
+        return normalized(norm, through(layers, x), shortcut, relu=True)  # type: ignore[arg-type]
 
     def narrowed(self, h: Tensor, width: float) -> Tensor:
         return (narrowed(self.shortcut, h, width) + narrowed(self.body, h, width)).relu()

@@ -12,7 +12,7 @@ from feddpc.paper.significance import Estimate, estimate, paired
 from feddpc.paper.study import PaperRow, PaperStudy, accuracies
 from feddpc.paper.study_spec import DOUBLED, label
 from feddpc.paper.verdicts import Finding, above, compare, family, judge, show_differences
-from feddpc.runs.record import StoredRun
+from feddpc.runs.stored import StoredRun
 
 #: "Performs very poorly" is read as: farther below lambda = 1 than this.
 POORLY = 0.05

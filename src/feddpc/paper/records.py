@@ -20,7 +20,9 @@ from feddpc.errors import FeddpcError, RunFolderError
 from feddpc.paper.presets import PRESETS
 from feddpc.paper.study import PaperRow, PaperStudy, accuracies, joined
 from feddpc.report.groups import status
-from feddpc.runs.record import StoredRun, read_json, seconds_per_round
+from feddpc.runs.record import read_json
+from feddpc.runs.stored import StoredRun
+from feddpc.runs.summary import seconds_per_round
 from feddpc.storage import replace_text
 
 _ACCURACIES = ("test_accuracy", "validation_accuracy")

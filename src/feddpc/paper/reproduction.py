@@ -24,7 +24,7 @@ from feddpc.paper.verdicts import Finding
 from feddpc.report.failures import noted
 from feddpc.report.page import write_page
 from feddpc.report.table import Table
-from feddpc.runs.record import load
+from feddpc.runs.stored import load
 from feddpc.storage import make_folder, replace_text
 from feddpc.study import RunResult, RunSpec, run_study
 from feddpc.study.folder import StudyFolder

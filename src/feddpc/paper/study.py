@@ -13,7 +13,7 @@ from feddpc.config import Config
 from feddpc.paper import published
 from feddpc.paper.significance import Estimate, estimate
 from feddpc.report.groups import SeedGroup, status
-from feddpc.runs.record import StoredRun
+from feddpc.runs.stored import StoredRun
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from feddpc import methods, models
 from feddpc.data.specs import spec
 from feddpc.paper import presets, published
 from feddpc.report.table import Table
-from feddpc.runs.costs import POPULATION, MeasuredCosts, measure
+from feddpc.runs.costs import POPULATION, MeasuredCosts, count_costs
 
 #: Local steps of a client in the small federation that is measured.
 STEPS = 2
@@ -40,7 +40,7 @@ _SERVER = (
 @cache
 def measured() -> dict[str, MeasuredCosts]:
     """Measure the methods of Table 1, each in one round of ten clients that make two steps."""
-    return {name: measure(methods.create(name)) for name in published.TABLE1}
+    return {name: count_costs(methods.create(name)) for name in published.TABLE1}
 
 
 def parameters(data: str, scale: str) -> int:

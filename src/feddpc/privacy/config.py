@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from feddpc.checks import check_positive, coerce
@@ -16,39 +17,50 @@ DELTA = 1e-5
 
 
 def complete_privacy(config: Config) -> dict[str, Any]:
-    """Return the privacy options of a configuration with all that follows from them, or say why they cannot hold.
-
-    ``epsilon`` without ``noise`` asks for the least noise that keeps the whole run within it. With both, the noise is
-    taken and the epsilon is a limit: so a run that is resumed for more rounds cannot spend more than was asked for.
-    """
+    """Return the privacy options of a configuration with all that follows from them, or say why they cannot hold."""
     if not config.privacy:
         return {}
-    for key in config.privacy:
+    values = check_options(config.privacy)
+    check_settings(config, values["delta"])
+    return fill_noise(values, config.cohort / config.clients, config.rounds)
+
+
+def check_options(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked options, with delta; the noise may still be open."""
+    for key in table:
         if key not in OPTIONS:
             raise unknown("option of privacy", key, OPTIONS)
-    if "clip" not in config.privacy or not {"noise", "epsilon"} & config.privacy.keys():
+    if "clip" not in table or not {"noise", "epsilon"} & table.keys():
         raise BadInputError(
             "privacy needs privacy.clip, the longest update of a client, and one of privacy.epsilon (a budget for the "
             "whole run) and privacy.noise (a multiple of the clip)"
         )
-    values = {k: check_positive(f"privacy.{k}", coerce(f"privacy.{k}", v, float)) for k, v in config.privacy.items()}
+    values = {k: check_positive(f"privacy.{k}", coerce(f"privacy.{k}", v, float)) for k, v in table.items()}
     values.setdefault("delta", DELTA)
     if values.get("noise", LEAST_NOISE) < LEAST_NOISE:
         raise BadInputError(
             f"privacy.noise = {values['noise']:g}: must be at least {LEAST_NOISE}, below which nothing is promised; "
             "leave privacy out for a run without noise"
         )
-    _check(config, values["delta"])
-    run = config.cohort / config.clients, config.rounds, values["delta"]
+    return values
+
+
+def fill_noise(values: Mapping[str, Any], sampling: float, rounds: int) -> dict[str, Any]:
+    """Return checked options with the noise of a run in which a client takes part with probability ``sampling``.
+
+    ``epsilon`` without ``noise`` asks for the least noise that keeps the whole run within it. With both, the noise is
+    taken and the epsilon is a limit: so a run that is resumed for more rounds cannot spend more than was asked for.
+    """
+    run = sampling, rounds, values["delta"]
     if "noise" not in values:
-        return values | {"noise": noise_for(values["epsilon"], *run)}
+        return {**values, "noise": noise_for(values["epsilon"], *run)}
     spent = epsilon(values["noise"], *run)
     if spent > values.get("epsilon", spent):
         raise BadInputError(
-            f"privacy.noise = {values['noise']:g} spends epsilon {spent:.4g} in {config.rounds} rounds, more than "
+            f"privacy.noise = {values['noise']:g} spends epsilon {spent:.4g} in {rounds} rounds, more than "
             f"privacy.epsilon = {values['epsilon']:g}: ask for fewer rounds, or begin a new run with more noise"
         )
-    return values
+    return dict(values)
 
 
 def make_mechanism(config: Config) -> Mechanism | None:
@@ -59,7 +71,7 @@ def make_mechanism(config: Config) -> Mechanism | None:
     return Mechanism(**named, cohort=config.cohort, population=config.clients)
 
 
-def _check(config: Config, delta: float) -> None:
+def check_settings(config: Config, delta: float) -> None:
     """Refuse what would make the promise false."""
     if config.participation != "poisson":
         raise BadInputError(

@@ -60,6 +60,7 @@ class Mechanism:
     delta: float  #: probability with which the promise may fail
     cohort: float  #: clients per round on average; the sum is divided by this, not by the number of participants
     population: int
+    lost: int = 0  #: rounds that were run again after a crash, when their models had left the server: they count too
     reproducible: bool = True  #: noise from the experiment's seed, for simulation; else from the operating system
 
     @property
@@ -68,8 +69,8 @@ class Mechanism:
         return self.cohort / self.population
 
     def epsilon(self, rounds: int) -> float:
-        """Return what ``rounds`` rounds spend."""
-        return epsilon(self.noise, self.sampling, rounds, self.delta)
+        """Return what ``rounds`` rounds spend, with those that were run again."""
+        return epsilon(self.noise, self.sampling, rounds + self.lost, self.delta)
 
     def describe(self) -> str:
         """Return the mechanism in words."""

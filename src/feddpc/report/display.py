@@ -25,6 +25,11 @@ def make_display(wanted: bool) -> Display | None:
     return Display(Console(stderr=True)) if wanted else None
 
 
+def make_reading(wanted: bool, total: int) -> Reading | None:
+    """Return what shows on standard error that so many samples are read, if that is wanted."""
+    return Reading(Console(stderr=True), total) if wanted else None
+
+
 def print_line(console: Console, text: str, *, style: str | None = None) -> None:
     """Print text as it is: rich neither colors numbers nor reads brackets as markup."""
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=not console.is_terminal)
@@ -101,6 +106,25 @@ class Display(_Shown):
     def another(self) -> Display:
         """Return a display for another run at the same time; both share the terminal."""
         return copy.copy(self)
+
+
+class Reading(_Shown):
+    """Shows how many samples of a data set have been read; it is called with the number of new ones."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        super().__init__(console)
+        self.done, self.total = 0, total
+        if self.live:
+            self.task = self.live.add_task("reading data", total=total, state="samples")
+
+    def __call__(self, samples: int) -> None:
+        """Show that so many more were read."""
+        self.done += samples
+        if self.live and self.task is not None:
+            self.live.update(self.task, completed=self.done)
+        else:
+            text = f"reading data  sample {self.done}/{self.total}"
+            self._print_line(text, self.done, self.total, last=self.done == self.total)
 
 
 class Many(_Shown):

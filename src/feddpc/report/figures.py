@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from feddpc.errors import BadInputError
 from feddpc.report.groups import SeedGroup, groups, primaries, status
-from feddpc.runs.record import StoredRun
+from feddpc.runs.stored import StoredRun
 from feddpc.storage import replace_file, replace_text
 from feddpc.tasks.metrics import Metric
 
@@ -177,7 +177,7 @@ def _curve(axes: Axes, rounds: Ints, values: Masked, colour: str, dashes: Any, o
     count = values.count(0)
     z = 4 if on_top else 3
     full = count == len(values)
-    # Apart, lest a seed that drops out draw a jump that no seed made.
+    # Separate lines, because a mean over fewer seeds would show a jump that no seed made.
     for shown, dash, width in ((full, dashes, 2.1 if on_top else 1.6), ((count > 0) & ~full, (0, (3, 2)), 0.9)):
         if not shown.any():
             continue

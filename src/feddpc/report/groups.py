@@ -10,7 +10,7 @@ from typing import Any
 from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, keys
 from feddpc.methods import METHODS
 from feddpc.registry import short_name
-from feddpc.runs.record import StoredRun
+from feddpc.runs.stored import StoredRun
 from feddpc.tasks.metrics import Metric
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from feddpc.errors import RunFolderError
 from feddpc.report.groups import SeedGroup, groups, status
 from feddpc.report.table import Table
-from feddpc.runs.record import StoredRun, is_run, load
+from feddpc.runs.record import is_run
+from feddpc.runs.stored import StoredRun, load
 from feddpc.storage import explain_os_errors
 from feddpc.tasks.metrics import Metric
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from feddpc.robust.rules import Rule, RuleOutcome
 
 #: Norms of how many replies the bound is taken from.
 WINDOW = 100
+#: The bound of real federations unless asked otherwise: far above what honest clients send, see docs/attacks.md.
+FEDERATION: Mapping[str, float] = MappingProxyType({"norm": 30.0})
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Defense:
             return good, memory
         memory = dict(memory)
         for key, stack in up.items():
-            norms = row_squares(stack.reshape(len(stack), -1)).sqrt()
+            norms = _norms(stack)
             for name, group in ((f"norms.{key}", trained), (f"norms at rest.{key}", ~trained)):
                 own = norms[group]
                 pool = torch.cat([memory.get(name, own[:0]), own])[-max(self.window, len(own)) :]
@@ -66,6 +69,16 @@ class Defense:
             for key, rows in outcome.up.items():
                 out[key][members] = rows
         return RuleOutcome(kept, {k: x[kept] for k, x in out.items()})
+
+
+def _norms(rows: Any) -> Tensor:
+    """Return the norm of every row; of rows that are read one at a time, those that are known already."""
+    if isinstance(rows, Tensor):
+        return row_squares(rows.reshape(len(rows), -1)).sqrt()
+    known: Tensor | None = rows.norms
+    if known is not None:
+        return known
+    return torch.stack([row_squares(row.reshape(1, -1))[0].sqrt() for row in rows])
 
 
 def complete(table: Mapping[str, Any]) -> dict[str, float | int]:

@@ -5,6 +5,8 @@ The mean over clients hides who is served badly, so a record also has the deviat
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from feddpc.methods.fedavg import FedAvg
 from feddpc.methods.statistics import STATISTICS
 from feddpc.rng import generator
 from feddpc.round.state import RunState
+from feddpc.tasks.measures import FINETUNED
 from feddpc.tasks.metrics import LOSS, Metric
 from feddpc.tasks.network import NetworkTask
 
@@ -68,11 +71,11 @@ def evaluate_clients(experiment: Experiment, method: Method, engine: Engine, sta
     if experiment.config.finetune_steps:
         tuned = _finetuned_outputs(experiment, method, engine, state)
         after = _by_client(task, tuned, targets, held, measured)
-        values |= {f"finetuned_{name}": found for name, found in after.items()}
+        values |= {FINETUNED + name: found for name, found in after.items()}
     directions = {metric.name: metric for metric in measured}
     summary: dict[str, float] = {}
     for name, found in values.items():
-        metric = directions[name.removeprefix("finetuned_")]
+        metric = directions[name.removeprefix(FINETUNED)]
         summary |= {f"{name}_{what}": value for what, value in _spread(metric, found).items()}
     return ClientMetrics(values, summary)
 
@@ -123,11 +126,45 @@ def _by_client(
     task: NetworkTask, outputs: Tensor, targets: Tensor, held: Partition, measured: list[Metric]
 ) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {metric.name: [] for metric in measured}
-    for first, last in zip(held.starts[:-1].tolist(), held.starts[1:].tolist(), strict=True):
-        values = task.metrics_of(outputs[first:last], targets[first:last])
+    for client, (first, last) in enumerate(itertools.pairwise(held.starts.tolist())):
+        try:
+            values = task.metrics_of(outputs[first:last], targets[first:last], found)
+        except BadInputError as error:
+            raise BadInputError(
+                f"evaluate_clients: client {client} has {last - first} test samples, and {error}, or raise client_test"
+            ) from error
         for name, column in found.items():
             column.append(values[name])
     return found
+
+
+@torch.no_grad()
+def try_metrics(experiment: Experiment) -> None:
+    """Measure the first model: a metric that fails is refused before round 1, one without a value at a client named."""
+    task, held = experiment.task, experiment.client_tests
+    w = _whole(experiment.w0, task.first_statistics if task.traits.statistics else None)
+    if any(measure.own and measure.whole for measure in task.measures):
+        task.evaluate(w)
+        if experiment.validate is not None:
+            experiment.validate(w)
+    primary = next(iter(task.measures), None)
+    if held is None or primary is None or not (primary.own or primary.may_lack):
+        return
+    samples = task.samples(held.order)
+    with _evaluating(task):
+        outputs = torch.cat([task.outputs(w, x) for x in torch.split(samples.x, 500)])
+    name = primary.metric.name
+    values = _by_client(task, outputs, samples.y, held, [primary.metric])[name]
+    lacking = np.flatnonzero(~np.isfinite(values))
+    if len(lacking):
+        mine = samples.y[held.starts[lacking[0]] : held.starts[lacking[0] + 1]]
+        warnings.warn(
+            f"clients_{name}_mean and its kin are null: {name} has no value at {len(lacking)} of {len(held)} clients, "
+            f"such as client {lacking[0]} with {len(mine)} test samples of "
+            f"{len(torch.unique(mine, dim=0))} different targets: "
+            "raise client_test, leave out such clients, or put another metric first",
+            stacklevel=2,
+        )
 
 
 def _finetuned_outputs(experiment: Experiment, method: Method, engine: Engine, state: RunState) -> Tensor:
@@ -149,9 +186,9 @@ def _finetuned_outputs(experiment: Experiment, method: Method, engine: Engine, s
         kept = own if tuner is method else {key: own[key] for key in (STATISTICS,) if key in own}
         trained = engine.train(experiment.local(tuner, state.statistics), task, w, down, kept, plan, client_lr)
         for i, client in enumerate(ids.tolist()):
-            memory = {key: rows[i] for key, rows in trained.own.items()}
-            mine = tuner.personal(task, w - trained.up["delta"][i], memory)
-            measured = trained.up[STATISTICS][i] if STATISTICS in trained.up else None
+            memory = {key: rows[i] for key, rows in trained.memory.items()}
+            mine = tuner.personal(task, w - trained.uploads["delta"][i], memory)
+            measured = trained.uploads[STATISTICS][i] if STATISTICS in trained.uploads else None
             with _evaluating(task):
                 parts.append(task.outputs(_whole(mine, measured), task.samples(held[client]).x))
     return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Memory about clients: rows that appear when a client is first seen and are owned by the engine."""
+"""What is remembered of each client: a table whose rows are created when a client first takes part."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Ints = NDArray[np.int64]
 
 
 class ClientTable:
-    """A table with one row per client, created at first sight: its size follows participation, not the population.
+    """A table with one row per client that has taken part, so its size does not depend on the population.
 
-    ``fresh`` makes the state of a client that was never seen; ``read`` and ``write`` move the rows of a cohort, which
-    are on the device of ``fresh`` wherever ``placement`` keeps them. ``name`` is the file's, where there is one.
+    ``fresh`` returns the state of a client without a row. ``read`` and ``write`` copy the rows of a cohort from and to
+    where ``placement`` keeps them; what they return and take is on the device of ``fresh``. ``name`` is that of the
+    file, if the rows are on disk.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ClientTable:
         return sum(v.numel() for v in self._template.values())
 
     def read(self, clients: Ints) -> State:
-        """Return the states of ``clients``, stacked; a client never seen has the initial one."""
+        """Return the states of ``clients``, stacked; a client without a row has the initial one."""
         rows = [self._row.get(int(c), -1) for c in clients]
         seen = [i for i, row in enumerate(rows) if row >= 0]
         new = [i for i, row in enumerate(rows) if row < 0]
@@ -74,16 +75,16 @@ class ClientTable:
             self._store.write([self._row.setdefault(int(c), len(self._row)) for c in clients], state)
 
     def export(self) -> tuple[Tensor, State]:
-        """Return ids and table for a checkpoint; rows on disk stay there, and the table says only where."""
+        """Return ids and table for a checkpoint; rows on disk stay there, and the table holds their places."""
         ids = torch.tensor(list(self._row), dtype=torch.int64)
         return ids, self._store.export(len(ids)) if self._template else {}
 
     def committed(self) -> None:
-        """Learn that the checkpoint with the latest export is complete: what only earlier ones needed may go."""
+        """Release what only earlier checkpoints needed: the one with the latest export is complete."""
         self._store.committed()
 
     def restore(self, ids: Tensor, table: State) -> None:
-        """Take ids and table back from a checkpoint, wherever that one had the rows."""
+        """Restore ids and table from a checkpoint, whichever kind of memory it was written with."""
         self._row = {}
         self._store = self._placement.rows(self._template, self._population, self._name)
         if SLOTS not in table:
@@ -106,6 +107,6 @@ class ClientTable:
             initial = self._template[key]
             if stack.shape != (m, *initial.shape) or stack.dtype != initial.dtype:
                 raise BadInputError(
-                    f"{self._what} {key!r} must be {tuple(initial.shape)} {initial.dtype} a client, "
+                    f"{self._what} {key!r} must be {tuple(initial.shape)} {initial.dtype} per client, "
                     f"but got {tuple(stack.shape[1:])} {stack.dtype}"
                 )

@@ -52,18 +52,18 @@ def train_and_step(
 ) -> Exchange:
     """Broadcast, train, simulate faults, screen, step, remember."""
     ids, policies = plan.clients, experiment.policies
-    broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
     memory = state.clients.read(ids)
-    sent = broadcast if state.statistics is None or STATISTICS in memory else broadcast | {STATISTICS: state.statistics}
-    down = sent | experiment.one_time_payload
-    local, own = experiment.local(method, state.statistics), memory | probes
-    trained = train_in_chunks(engine, local, experiment.task, state.w, down, own, plan, cohort.client_lr)
+    broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
+    if state.statistics is not None and STATISTICS not in memory:
+        broadcast = broadcast | {STATISTICS: state.statistics}
+    local, given = experiment.local(method, state.statistics), broadcast | experiment.one_time_payload
+    trained = train_in_chunks(engine, local, experiment.task, state.w, given, memory | probes, plan, cohort.client_lr)
 
-    uploads, faults = dict(trained.up), dict[str, list[int]]()
+    uploads, faults = dict(trained.uploads), dict[str, list[int]]()
     measured = {STATISTICS: uploads.pop(STATISTICS)} if STATISTICS in uploads else {}
     if policies.faults is not None:
         uploads, state.watched, faults = policies.faults.tamper(cohort.round, ids, uploads, state.watched)
-    rows = {"uploads": uploads, "memory": trained.own, "loss": {"loss": trained.loss}, "measured": measured}
+    rows = {"uploads": uploads, "memory": trained.memory, "loss": {"loss": trained.loss}, "measured": measured}
     finite = finite_rows(*rows.values())
     if finite is not None:
         rows = {name: select_rows(finite, value) for name, value in rows.items()}
@@ -74,15 +74,15 @@ def train_and_step(
     if policies.faults is not None and outcome.step is not None:
         state.watched = policies.faults.saw(outcome.step.update, state.watched)
     notes = state.apply(method, outcome, kept)
+    uploaded = [*uploads.values(), *(probes.values() if method.reports else ())]
+    uploaded += [] if STATISTICS in memory else list(measured.values())
+    count(experiment, state, plan, numbers(broadcast.values()), numbers(uploaded))
     if not len(kept):
         return Exchange(kept, notes=notes, faults=faults)
     state.clients.write(kept, select_rows(outcome.kept, rows["memory"]))
     if measured:
         statistics = rows["measured"][STATISTICS][outcome.kept]
         state.statistics = mean_statistics(experiment.task.flat, statistics, outcome.cohort.weights)
-    received = [*uploads.values(), *(probes.values() if method.reports else ())]
-    received += [] if STATISTICS in memory else list(measured.values())
-    count(experiment, state, plan, numbers(sent.values()), numbers(received))
     losses: Tensor = rows["loss"]["loss"][outcome.kept]
     loss = losses[outcome.cohort.steps > 0].mean()  # NaN if no client trained
     return Exchange(kept, float(loss), notes, faults)
@@ -109,7 +109,7 @@ def count(experiment: Experiment, state: RunState, plan: BatchPlan, down: int, u
 
 
 def train_in_chunks(
-    engine: Engine, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+    engine: Engine, method: Method, task: Task, w: Tensor, broadcast: State, memory: State, plan: BatchPlan, lr: float
 ) -> Trained:
     """Train the clients of ``plan``; where memory does not suffice, fewer at a time, and so from then on."""
     m, was = len(plan.clients), replace(task.work)
@@ -119,9 +119,9 @@ def train_in_chunks(
             parts = []
             for first in range(0, m, chunk):
                 rows = np.arange(first, min(first + chunk, m))
-                mine = {k: v[first : first + chunk] for k, v in own.items()}
+                mine = {k: v[first : first + chunk] for k, v in memory.items()}
                 chunk_plan = plan if chunk == m else plan.take(rows)
-                parts.append(engine.train(method, task, w, down, mine, chunk_plan, lr))
+                parts.append(engine.train(method, task, w, broadcast, mine, chunk_plan, lr))
             return _joined(parts)
         except torch.OutOfMemoryError as error:
             if chunk == 1:
@@ -142,8 +142,8 @@ def train_in_chunks(
 def _joined(parts: list[Trained]) -> Trained:
     if len(parts) == 1:
         return parts[0]
-    up, own = _stacked([p.up for p in parts]), _stacked([p.own for p in parts])
-    return parts[0]._replace(up=up, own=own, loss=torch.cat([p.loss for p in parts]))
+    uploads, memory = _stacked([p.uploads for p in parts]), _stacked([p.memory for p in parts])
+    return parts[0]._replace(uploads=uploads, memory=memory, loss=torch.cat([p.loss for p in parts]))
 
 
 def _stacked(states: list[State]) -> State:

@@ -64,16 +64,22 @@ def decide(needed: int, *, device_free: int, host_free: int) -> Kind:
 
 def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes of host memory that can be had without swapping, as well as the system tells."""
-    available = _kilobytes(root / "proc/meminfo", "MemAvailable:") or _pages()
-    try:  # the limit of a container
-        return min(available, int((root / "sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
+    kilobytes = _number(root / "proc/meminfo", "MemAvailable:")
+    available = 1024 * kilobytes if kilobytes else _pages()
+    group = root / "sys/fs/cgroup"
+    limit = _number(group / "memory.max")  # of a container
+    if limit is None:
         return available
+    # What is in use, without cached files that were not read lately: they are dropped when memory is short.
+    used = (_number(group / "memory.current") or 0) - (_number(group / "memory.stat", "inactive_file") or 0)
+    return min(available, max(0, limit - used))
 
 
-def _kilobytes(path: Path, field: str) -> int | None:
+def _number(path: Path, field: str = "") -> int | None:
+    """Return the number in a file of the system, or the one that follows ``field``; None if there is none."""
     try:
-        return 1024 * int(path.read_text().split(field)[1].split()[0])
+        words = path.read_text().split()
+        return int(words[words.index(field) + 1 if field else 0])
     except (OSError, ValueError, IndexError):
         return None
 

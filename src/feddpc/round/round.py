@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +17,6 @@ from feddpc.round.client_evaluation import evaluate_clients
 from feddpc.round.exchange import Exchange, empty_exchange
 from feddpc.round.probes import probe_cohort, probe_population
 from feddpc.round.state import RunState
-from feddpc.tasks.metrics import named
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class RoundRecord:
     #: By name, first the primary one: ``test_accuracy``, ``test_loss``, ``validation_accuracy``; None if not evaluated.
     metrics: dict[str, float | None] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)  #: who misbehaved, by what it did
-    clients: dict[str, list[float]] = field(default_factory=dict)  #: metrics at each client, kept for the last round
+    client_metrics: dict[str, list[float]] = field(default_factory=dict)  #: at each client, in the last round
+    federation: dict[str, Any] = field(default_factory=dict)  #: of real clients: their nodes and metrics, the time
 
 
 def run_round(experiment: Experiment, method: Method, engine: Engine, state: RunState) -> RoundRecord:
@@ -82,7 +83,7 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
         diverged=_diverged(None if replayed else state.w, metrics.get("test_loss"), len(exchange.kept), bad),
         metrics=metrics,
         faults=experiment.population.stragglers(t, draw) | exchange.faults,
-        clients=clients,
+        client_metrics=clients,
     )
 
 
@@ -90,13 +91,16 @@ def _evaluate(
     experiment: Experiment, method: Method, engine: Engine, state: RunState, exchange: Exchange
 ) -> dict[str, float | None]:
     """Return the metrics on the test set and on held-out samples, which the engine may have found already."""
-    score, validation, listed = exchange.score, exchange.validation, experiment.task.metrics
+    score, validation, keys = exchange.score, exchange.validation, experiment.record_keys
     due = experiment.evaluates_in(state.round)
     if score is None:
         score = engine.evaluate(experiment.task, state.model(method)) if due else {}
     if validation is None and experiment.validate is not None:
         validation = experiment.validate(state.model(method)) if due else {}
-    return named("test", listed, score) | ({} if validation is None else named("validation", listed, validation))
+    metrics = {key: score.get(name) for key, name in keys["test"].items()}
+    if validation is not None:
+        metrics |= {key: validation.get(name) for key, name in keys["validation"].items()}
+    return metrics
 
 
 def _diverged(w: Tensor | None, test_loss: float | None, kept: int, rejected: int) -> str | None:

@@ -17,7 +17,7 @@ from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.policies import Policies
 from feddpc.robust.defense import Defense
 
-#: What records have beside the notes of methods.
+#: What records have besides the notes of methods.
 RECORD_FIELDS = ("round", "train_loss", "seconds", "participants", "dropped", "rejected", "faults", "diverged")
 RECORD_PREFIXES = ("test_", "validation_")
 
@@ -29,6 +29,7 @@ class StepOutcome(NamedTuple):
     cohort: Cohort  #: the clients whose uploads count
     step: Step | None  #: None if no upload counts: the model stays as it is
     watched: State  #: what screening remembers for the next round
+    screened: Tensor | None = None  #: whose uploads are beyond the bound on norms, a mask; None if none is
 
 
 def server_step(
@@ -48,12 +49,13 @@ def server_step(
     last: what the method remembers of its own direction stays.
     """
     kept = torch.ones(len(cohort.clients), dtype=torch.bool, device=w.device)
-    defense, privacy = policies.defense, policies.privacy
+    defense, privacy, screened = policies.defense, policies.privacy, None
     if defense is not None and len(kept):
         kept, watched = defense.screen(uploads, cohort.steps != 0, watched)
+        screened = ~kept
         if int(kept.sum()) < minimum:
             none = torch.zeros_like(kept)
-            return StepOutcome(none, cohort.select(none), None, watched)
+            return StepOutcome(none, cohort.select(none), None, watched, screened)
         if not bool(kept.all()):
             uploads, cohort = select_rows(kept, uploads), cohort.select(kept)
     if not len(kept):
@@ -69,7 +71,7 @@ def server_step(
         step = check_step(method, method.aggregate(w, server, uploads, cohort), w)
     if step is not None and policies.optimizer is not None:
         step = optimized(step, policies.optimizer, server, cohort)
-    return StepOutcome(kept, cohort, step, watched)
+    return StepOutcome(kept, cohort, step, watched, screened)
 
 
 def check_step(method: Method, step: Any, w: Tensor) -> Step:
@@ -90,6 +92,13 @@ def check_step(method: Method, step: Any, w: Tensor) -> Step:
         if not isinstance(value, int | float) and getattr(value, "numel", lambda: 0)() != 1:
             raise BadInputError(f"{method.name}: the note {name!r} is not one number: give its mean, or leave it out")
     return step
+
+
+def apply_step_(w: Tensor, step: Step) -> Tensor:
+    """Move the model ``w``, in place: ``w_t = w_{t-1} - rate * update``."""
+    if isinstance(step.rate, Tensor):
+        return w.addcmul_(step.update, -step.rate.to(w.dtype))
+    return w.add_(step.update, alpha=-step.rate)
 
 
 def optimized(step: Step, optimizer: ServerOptimizer, server: State, cohort: Cohort) -> Step:

@@ -16,7 +16,7 @@ from feddpc.methods.statistics import STATISTICS
 from feddpc.optimizers import SERVER_STATE, ServerOptimizer, server_state
 from feddpc.round.client_table import ClientTable
 from feddpc.round.placement import ON_DEVICE, Placement
-from feddpc.round.server_step import StepOutcome
+from feddpc.round.server_step import StepOutcome, apply_step_
 from feddpc.tasks.base import WorkCounter
 
 Ints = NDArray[np.int64]
@@ -128,7 +128,7 @@ class RunState:
         if step is None:
             self.server = method.on_empty_round(self.server) | server_state(self.server)
             return {}
-        step.apply_(self.w)
+        apply_step_(self.w, step)
         self.server = step.server
         self.slots.write(ids, step.slots)
         return {name: float(value) for name, value in step.notes.items()}

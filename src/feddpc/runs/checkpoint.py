@@ -55,12 +55,12 @@ class Saved:
 
 def save(
     folder: Path,
-    progress: RunState,
+    state: RunState,
     records: LogMark,
     diverged: str | None = None,
     beside: Mapping[str, LogMark] | None = None,
 ) -> None:
-    """Write the state after ``progress.round``; the previous checkpoint stays valid, and is kept as a fallback.
+    """Write the state after ``state.round``; the previous checkpoint stays valid, and is kept as a fallback.
 
     ``records`` and the marks of files ``beside`` them say how much of these is on the disk, and belongs to the state.
 
@@ -72,25 +72,25 @@ def save(
         if not index.exists():
             sync_folder(folder.parent)  # the folder's own name must be on the disk too
             _write_note(index, {"round": 0, "file": None})  # so that a state without a note is never a beginning
-    tensors = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
-    tensors |= {f"{WATCHED}{k}": v for k, v in progress.watched.items()}
-    tensors |= {name: t for name, t in ((BEST, progress.best), (MEAN, progress.statistics)) if t is not None}
-    memories = {"slots": progress.slots, "clients": progress.clients}
+    tensors = {"w": state.w} | {f"server.{k}": v for k, v in state.server.items()}
+    tensors |= {f"{WATCHED}{k}": v for k, v in state.watched.items()}
+    tensors |= {name: t for name, t in ((BEST, state.best), (MEAN, state.statistics)) if t is not None}
+    memories = {"slots": state.slots, "clients": state.clients}
     for kind, memory in memories.items():
         ids, table = memory.export()
         tensors |= {f"{kind}/ids": ids} | {f"{kind}.{k}": v for k, v in table.items()}
     tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    name = f"round-{progress.round:07d}.safetensors"
+    name = f"round-{state.round:07d}.safetensors"
     replace_file(folder / name, lambda path: save_file(tensors, path))
     note = {
-        "round": progress.round,
+        "round": state.round,
         "record_bytes": records.size,
         "record_sha256": records.sha256,
         "beside": beside or {},
         "file": name,
         "sha256": _digest(folder / name),
         "diverged": diverged,
-        "meter": asdict(progress.meter),
+        "meter": asdict(state.meter),
     }
     before = _read_note(index)
     if before is not None and before["file"] != name:  # a note that is damaged, or of this round, is no fallback
@@ -183,10 +183,10 @@ def _load(folder: Path, index: Path) -> Saved | None:
         ) from None
 
 
-def restore(saved: Saved, progress: RunState) -> None:
-    """Put a checkpoint's tensors into a fresh ``progress`` of the same method and model."""
+def restore(saved: Saved, state: RunState) -> None:
+    """Put a checkpoint's tensors into a fresh ``state`` of the same method and model."""
     try:
-        fresh = {"w": progress.w} | {f"server.{k}": v for k, v in progress.server.items()}
+        fresh = {"w": state.w} | {f"server.{k}": v for k, v in state.server.items()}
         for key, tensor in fresh.items():
             if saved.tensors[key].shape != tensor.shape:
                 raise RunFolderError(
@@ -195,21 +195,21 @@ def restore(saved: Saved, progress: RunState) -> None:
         # Copies: what a file gives may lie at odd addresses, where vectorised sums add in another order.
         placed = {k: saved.tensors[k].to(v.device, v.dtype, copy=True) for k, v in fresh.items()}
         if BEST in saved.tensors:
-            extra = 0 if progress.statistics is None else len(progress.statistics)
-            progress.best = placed_like(saved.tensors[BEST], progress.w).view(len(progress.w) + extra)
-        if progress.statistics is not None:
-            progress.statistics = placed_like(saved.tensors[MEAN], progress.w).view_as(progress.statistics)
-        _restore_memory(saved, "slots", progress.slots)
-        _restore_memory(saved, "clients", progress.clients)
+            extra = 0 if state.statistics is None else len(state.statistics)
+            state.best = placed_like(saved.tensors[BEST], state.w).view(len(state.w) + extra)
+        if state.statistics is not None:
+            state.statistics = placed_like(saved.tensors[MEAN], state.w).view_as(state.statistics)
+        _restore_memory(saved, "slots", state.slots)
+        _restore_memory(saved, "clients", state.clients)
     except KeyError as error:
         raise RunFolderError(f"the checkpoint lacks {error}: it belongs to another method") from None
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise RunFolderError(f"the checkpoint cannot be used: {error}; restore it or start a new run") from None
-    progress.w = placed["w"]
-    progress.server = {k: placed[f"server.{k}"] for k in progress.server}
+    state.w = placed["w"]
+    state.server = {k: placed[f"server.{k}"] for k in state.server}
     watched = {k.removeprefix(WATCHED): v for k, v in saved.tensors.items() if k.startswith(WATCHED)}
-    progress.watched = {k: v.to(progress.w.device, copy=True) for k, v in watched.items()}
-    progress.round, progress.meter = saved.round, saved.meter
+    state.watched = {k: v.to(state.w.device, copy=True) for k, v in watched.items()}
+    state.round, state.meter = saved.round, saved.meter
 
 
 def placed_like(tensor: Tensor, like: Tensor) -> Tensor:

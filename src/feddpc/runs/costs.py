@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from feddpc.build import build, for_method
+from feddpc.build import build
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.engines.loop import Loop
+from feddpc.method_changes import for_method
 from feddpc.methods.base import Method
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
@@ -54,7 +55,7 @@ class MeasuredCosts:
     server_work: float  #: operations on vectors per participant, in d
 
 
-def measure(method: Method) -> MeasuredCosts:
+def count_costs(method: Method) -> MeasuredCosts:
     """Run ``method`` for one round of a small federation and return what was counted."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # work this small only waits for a second one
@@ -79,9 +80,9 @@ def _measured(method: Method) -> MeasuredCosts:
     spied = _spied(method, counter)
     task = experiment.task
     task.differentiate = counter.apart(task.differentiate)
-    progress = RunState.of(experiment, spied)
-    run_round(replace(experiment, evaluates=False), spied, Loop(), progress)
-    meter = progress.meter
+    state = RunState.of(experiment, spied)
+    run_round(replace(experiment, evaluates=False), spied, Loop(), state)
+    meter = state.meter
     work = {
         "client_work": counter.seen["client"] / (meter.d * meter.steps),
         "server_work": counter.seen["server"] / (meter.d * meter.clients),

@@ -1,11 +1,10 @@
-"""Which engine runs an experiment: the one that was named, the one of a fixed rule, or the fastest in a trial."""
+"""Which engine runs an experiment: the one that was named, or that of a fixed rule."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -26,19 +25,14 @@ from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.policies import Policies, client_optimizer, server_optimizer
 from feddpc.robust.defense import Defense
-from feddpc.round.placement import Placement, resolve
 from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
 
 Compile = bool | Literal["auto"]
 ENGINES: dict[str, Callable[..., Engine]] = {"loop": Loop, "threads": Threads, "stacked": Stacked, "cuda": Cuda}
-#: Names that stand for an engine which is chosen when a run starts.
-CHOSEN = ("auto", "fastest")
 #: On a CPU, clients are stacked while one local step is at most this much work and the cohort at least this large: then
 #: calls cost more than arithmetic.
 SMALL_STEP, SMALL_COHORT = 1 << 17, 5
-#: ``fastest`` compiles only for runs that last so many seconds, or compiling would take longer than it could save.
-WORTH_COMPILING = 150.0
 #: How closely an engine must agree with ``loop`` on code of the user's own, by precision of the comparison.
 TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
 #: Models larger than this are compared in the run's own precision: a copy in float64 could be too much memory.
@@ -50,39 +44,33 @@ _compared: dict[object, str | None] = {}
 _comparing = threading.Lock()
 
 
-def choose_engine(
-    name: str, experiment: Experiment, method: Method, *, compile: Compile | None = None
-) -> tuple[Engine, dict[str, float]]:
-    """Return the engine ``name``, and the seconds per round of all candidates where they were timed.
+def choose_engine(name: str, experiment: Experiment, method: Method, *, compile: Compile | None = None) -> Engine:
+    """Return the engine ``name``; ``compile`` replaces what the configuration of the experiment says.
 
-    ``compile`` replaces what the configuration of the experiment says.
-
-    ``auto`` follows :func:`rule`, so that the same command gives the same records. ``fastest`` times the candidates.
-    Code of the user's own is compared with ``loop`` first: where the two differ, ``auto`` uses ``loop`` and says so,
-    and an engine asked for by name is refused.
+    ``auto`` follows :func:`rule`, so that the same command gives the same records. Code of the user's own is compared
+    with ``loop`` first: where the two differ, ``auto`` uses ``loop`` and says so, and an engine asked for by name is
+    refused.
     """
     compile = experiment.config.compile if compile is None else compile
     _refuse_compile(name, experiment, compile)
-    if name == "fastest":
-        return _fastest(experiment, method, compile)
     if name != "auto" and name not in ENGINES:
-        raise unknown("engine", name, [*CHOSEN, *ENGINES])
+        raise unknown("engine", name, ["auto", *ENGINES])
     engine = make_engine(rule(experiment) if name == "auto" else name, compile)
     why = _objection(engine, experiment, method)
     if why is None:
-        return engine, {}
+        return engine
     engine.release()
     if name != "auto":
         raise BadInputError(f"engine {name!r} cannot be used: {why}; use 'loop' or 'auto'")
     warnings.warn(f"using engine 'loop', because {engine.name!r} cannot be used: {why}", stacklevel=2)
-    return Loop(), {}
+    return Loop()
 
 
 def _refuse_compile(name: str, experiment: Experiment, compile: Compile) -> None:
-    """Raise if compiling was asked for and the engine, or every engine that may be chosen, has nothing to compile."""
+    """Raise if compiling was asked for and the engine, or the one of the rule, has nothing to compile."""
     if compile is not True or name == "cuda":
         return
-    if name not in CHOSEN:
+    if name != "auto":
         raise BadInputError(
             f"compile = true, but the engine {name!r} compiles nothing: leave compile out, or use engine = 'cuda'"
         )
@@ -116,62 +104,6 @@ def _objection(engine: Engine, experiment: Experiment, method: Method) -> str | 
     if engine.name == "loop":
         return None
     return engine.refuses(experiment.task) or disagreement(engine, experiment, method)
-
-
-def _fastest(experiment: Experiment, method: Method, compile: Compile) -> tuple[Engine, dict[str, float]]:
-    """Time every engine that may be used for one round and return the fastest; the timed rounds are thrown away.
-
-    Another engine than ``loop`` must be a tenth faster.
-    """
-    seconds: dict[str, float] = {}
-    able: dict[str, Engine] = {}
-    for label, engine in _candidates(experiment, compile, seconds):
-        if _objection(engine, experiment, method):
-            continue
-        try:
-            seconds[label] = _timed(engine, experiment, method)
-        except RuntimeError as error:
-            if not engine.captures_rounds:
-                raise
-            warnings.warn(f"engine {engine.name!r} cannot run {method.name} here: {_short(error)}", stacklevel=3)
-            continue
-        able[label] = engine
-    chosen = min(able, key=lambda label: seconds[label] * (1.0 if label == "loop" else 1.1))
-    best = able.pop(chosen)
-    for other in able.values():
-        other.release()
-    if able:
-        warnings.warn(
-            f"engine 'fastest' took {chosen!r} by the clock: another call may take another engine, whose last "
-            "digits differ",
-            stacklevel=3,
-        )
-    return best, seconds
-
-
-def _candidates(experiment: Experiment, compile: Compile, seconds: dict[str, float]) -> Iterator[tuple[str, Engine]]:
-    for name in ENGINES:
-        yield name, make_engine(name, False)
-    long = experiment.config.rounds * min(seconds.values()) >= WORTH_COMPILING
-    if compile is True or (compile == "auto" and long):
-        yield "cuda, compiled", make_engine("cuda", True)
-
-
-def _timed(engine: Engine, experiment: Experiment, method: Method) -> float:
-    """Return the seconds of a round; those before it warm up allocators, kernels and compilers."""
-    cuda = experiment.w0.is_cuda
-    # A captured round contains its evaluation, so on a GPU all are timed with it.
-    trial = experiment if cuda else dataclasses.replace(experiment, evaluates=False, validate=None)
-    population = len(experiment.population)
-    placement = Placement(resolve(experiment.config.client_memory, method, experiment.w0, population))
-    progress = RunState.of(experiment, method, placement)
-    run_round(trial, method, engine, progress)
-    began = time.perf_counter()
-    for _ in range(3 if cuda else 1):
-        run_round(trial, method, engine, progress)
-    if cuda:
-        torch.cuda.synchronize(experiment.w0.device)
-    return (time.perf_counter() - began) / (3 if cuda else 1)
 
 
 # Code that the library's own equality tests have not seen.
@@ -238,11 +170,11 @@ def _compare(engine: Engine, experiment: Experiment, method: Method) -> str | No
 def _two_rounds(engine: Engine, experiment: Experiment, method: Method, precision: str) -> list[tuple[str, Tensor]]:
     """Run two rounds of a small copy of the experiment; return what they led to, by name."""
     small = _small(experiment, method, precision)
-    progress = RunState.of(small, method)
+    state = RunState.of(small, method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will repeat them
-        records = [run_round(small, method, engine, progress) for _ in range(2)]
-    return list(_outcome(progress, records))
+        records = [run_round(small, method, engine, state) for _ in range(2)]
+    return list(_outcome(state, records))
 
 
 def _small(real: Experiment, method: Method, precision: str) -> Experiment:
@@ -272,15 +204,15 @@ def _small(real: Experiment, method: Method, precision: str) -> Experiment:
     )
 
 
-def _outcome(progress: RunState, records: list[RoundRecord]) -> Iterator[tuple[str, Tensor]]:
-    yield "the model", progress.w
+def _outcome(state: RunState, records: list[RoundRecord]) -> Iterator[tuple[str, Tensor]]:
+    yield "the model", state.w
     for record in records:
         yield "the training loss", torch.tensor(record.train_loss)
         if (loss := record.metrics.get("test_loss")) is not None:
             yield "the test loss", torch.tensor(loss)
-    for name, value in progress.server.items():
+    for name, value in state.server.items():
         yield f"the server's {name}", value
-    for memory in (progress.slots, progress.clients):
+    for memory in (state.slots, state.clients):
         for name, value in memory.export()[1].items():
             yield f"the memory {name}", value
 

@@ -6,60 +6,26 @@ import errno
 import hashlib
 import json
 import math
-import os
-import platform
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import torch
-
-from feddpc._version import __version__
 from feddpc.config import MAY_CHANGE, Config, read_toml, write_toml
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError, unusable
 from feddpc.experiment import evaluated_in
 from feddpc.round.round import RoundRecord
 from feddpc.runs.append_log import AppendLog, LogMark
 from feddpc.storage import explain_os_errors, make_folder, replace_text
-from feddpc.tasks.metrics import CLASSIFICATION, LOSS, Metric
+from feddpc.tasks.metrics import PARTS
 
 #: What every record has besides its metrics, in their order: those on the test set come after the round.
 FIELDS = ("round", "train_loss", "seconds", "participants", "dropped", "rejected")
 #: The file of records, one line per round.
 ROUNDS = "rounds.jsonl"
-#: Which samples a metric of a record was measured on; the second ones are those held out of training.
-PARTS = ("test", "validation")
 #: What a method found out before round 1; a resumed run reads it instead of computing it again.
 LEARNED = "learned.safetensors"
 #: Where the folder of a federation says how many samples there were, ``.json``.
 COUNTED = "federation"
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A run as its folder tells it."""
-
-    folder: Path
-    config: Config
-    records: list[dict[str, Any]]
-    summary: dict[str, Any] | None
-    environment: dict[str, Any]
-    privacy: dict[str, Any] = field(default_factory=dict)  #: what left the clients beside their updates
-    holdings: dict[str, Any] = field(default_factory=dict)  #: samples by client and class, and the classes' names
-    metrics: tuple[Metric, ...] = CLASSIFICATION  #: what was measured, the primary one first
-    clients: dict[str, Any] = field(default_factory=dict)  #: metrics at each client after the last evaluated round
-
-    @property
-    def primary(self) -> Metric:
-        """The metric that runs are compared by."""
-        return self.metrics[0]
-
-    def summarize(self, status: str) -> dict[str, Any]:
-        """Return the summary of the records, which are the evidence, whatever ``summary.json`` says."""
-        return summarize(self.config, self.records, status, None, self.metrics)
 
 
 class RunFolder:
@@ -162,11 +128,13 @@ def line(record: RoundRecord) -> bytes:
     values = {"round": record.round} | tested | {name: getattr(record, name) for name in FIELDS} | record.metrics
     if record.faults:
         values["faults"] = record.faults
-    values |= record.notes
+    values |= record.federation | record.notes
     return (json.dumps({k: _plain(v) for k, v in values.items()}) + "\n").encode()
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -257,33 +225,6 @@ def config_digest(config: Config) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def load(path: Path, damage: list[str] | None = None) -> StoredRun:
-    """Read a run folder, finished or not.
-
-    With ``damage`` what cannot be read is said there and left out; only the configuration must be whole.
-    """
-    config = load_config(path)
-    records = without_former_last(config, read_records(path / ROUNDS, damage=damage))
-    names = ("summary", "environment", "privacy", "holdings", "clients")
-    summary, about, privacy, holdings, clients = (read_json(path / f"{name}.json", damage) for name in names)
-    metrics = read_metrics(about.pop("metrics", None), summary)
-    return StoredRun(path, config, records, summary or None, about, privacy, holdings, metrics, clients)
-
-
-def read_metrics(tables: Any, summary: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """Return the metrics of a run, as its environment or else its summary describes them.
-
-    Runs that do not say what they measured are classifications.
-    """
-    primary = summary.get("primary")
-    for some in (tables, [primary, LOSS.as_dict()]):
-        try:
-            return tuple({metric.name: metric for metric in map(Metric.read, some)}.values()) or CLASSIFICATION
-        except (BadInputError, TypeError):
-            continue
-    return CLASSIFICATION
-
-
 def read_json(path: Path, damage: list[str] | None = None) -> dict[str, Any]:
     """Read a JSON file that holds a table; an absent one is empty, and so is a broken one if ``damage`` says so."""
     if not path.exists():
@@ -298,86 +239,3 @@ def read_json(path: Path, damage: list[str] | None = None) -> dict[str, Any]:
         damage.append(f"{path} cannot be read: {error}")
         return {}
     return value
-
-
-def summarize(
-    config: Config,
-    records: Sequence[dict[str, Any]],
-    status: str,
-    reason: str | None,
-    metrics: Sequence[Metric] = CLASSIFICATION,
-) -> dict[str, Any]:
-    """Return the summary of a run: the best and last values of its primary metric, over the rounds that have one.
-
-    ``primary`` describes that metric, and its name is part of the keys, ``best_accuracy``; shares go from 0 to 1.
-    """
-    primary = metrics[0]
-    name, key = primary.name, primary.key()
-    scored = [r for r in records if r[key] is not None]
-    best = primary.pick(scored, lambda r: r[key])
-    last = [r[key] for r in scored[-10:]]
-    return {
-        "status": status,
-        "reason": reason,
-        "method": config.method,
-        "hyper": config.hyper,
-        "seed": config.seed,
-        "rounds": len(records),
-        "primary": primary.as_dict(),
-        f"best_{name}": best and best[key],
-        "best_round": best and best["round"],
-        f"final_{name}": last[-1] if last else None,
-        f"last10_{name}": float(np.mean(last)) if last else None,
-        "seconds_per_round": seconds_per_round(records),
-        **_validated(scored, primary),
-        "metrics": _final(records, metrics),
-        **({"epsilon": records[-1]["epsilon"]} if config.privacy and records else {}),
-    }
-
-
-def seconds_per_round(records: Sequence[dict[str, Any]]) -> float | None:
-    """Return the mean seconds of a round, but for the first, in which everything is made ready, if there are more."""
-    seconds = [r["seconds"] for r in records[1:] or records]
-    return float(np.mean(seconds)) if seconds else None
-
-
-def _validated(scored: Sequence[dict[str, Any]], primary: Metric) -> dict[str, Any]:
-    """Return the round that held-out samples choose, and the test value there; nothing if there are none."""
-    key = primary.key("validation")
-    chosen = primary.pick([r for r in scored if r.get(key) is not None], lambda r: r[key])
-    if chosen is None:
-        return {}
-    return {key: chosen[key], "validation_round": chosen["round"], f"validated_{primary.name}": chosen[primary.key()]}
-
-
-def _final(records: Sequence[dict[str, Any]], metrics: Sequence[Metric]) -> dict[str, float | None]:
-    """Return all metrics of the last round that was evaluated."""
-    keys = [metric.key(part) for part in PARTS for metric in metrics]
-    known = ({key: record[key] for key in keys if key in record} for record in reversed(records))
-    return next((values for values in known if any(v is not None for v in values.values())), {})
-
-
-def environment(
-    engine: str,
-    timings: dict[str, float],
-    device: str,
-    fingerprint: dict[str, str] | None = None,
-    metrics: Sequence[Metric] = CLASSIFICATION,
-) -> dict[str, Any]:
-    """Describe the machine and the versions a run was made with, what it was made from, and what it measures."""
-    return {
-        "feddpc": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
-        "engine": engine,
-        "engine_seconds": timings,
-        "command": sys.argv,
-        "fingerprint": fingerprint or {},
-        "metrics": [metric.as_dict() for metric in metrics],
-    }

@@ -15,21 +15,23 @@ from feddpc.data.loading import is_own
 from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.registry import is_code
-from feddpc.runs.record import config_digest, environment, load_config, read_json, read_records, without_former_last
+from feddpc.runs.environment import environment
+from feddpc.runs.provenance import hashes_of
+from feddpc.runs.record import config_digest, load_config, read_json, read_records, without_former_last
 
 #: What of the surroundings may change a result, if only its last digits.
 SURROUNDINGS = ("feddpc", "python", "torch", "numpy", "processor", "device", "threads")
-#: Fingerprints without which nothing of a run can come out again.
-WORLD = ("data", "all data", "partition")
+#: Parts of an experiment that a configuration only names; with others, a run cannot be repeated.
+NAMED_PARTS = ("data", "all data", "partition")
 
 
 @dataclass(frozen=True)
 class RerunReport:
-    """How a run that was made again compares with the first one."""
+    """How a repeated run compares with the first one."""
 
     like: str  #: the folder of the first one
-    changed: list[str]  #: settings that were asked for otherwise
-    differs: list[str]  #: what else differs: versions, machine, what the settings name
+    changed: list[str]  #: keys of the configuration that were changed
+    differs: list[str]  #: what else differs: versions, machine, what the configuration names
     rounds: int  #: rounds that both have
     identical: bool  #: in these rounds every number is the same to the last bit, but for the seconds
     tolerance: float | None  #: else the largest difference, over max(1, size); None where something is no number,
@@ -55,7 +57,7 @@ class RerunReport:
 
 @dataclass(frozen=True)
 class RerunPlan:
-    """The run in ``folder`` to be made again, with ``changed`` settings if any; ``tell`` hears what else differs."""
+    """The run in ``folder`` to be repeated, with ``changed`` keys if any; ``tell`` is called with what else differs."""
 
     folder: Path
     config: Config
@@ -69,10 +71,10 @@ class RerunPlan:
         """Read a run folder, and put what is ``given`` in the place of what its configuration says."""
         stored, about = load_config(folder), _environment(folder)
         if stored.engine == "flower":
-            raise BadInputError(f"{folder} is of a federation over Flower: its clients' data are not here")
+            raise BadInputError(f"{folder} is of a federation over Flower, whose clients' data are not on this machine")
         if about["fingerprint"].get("configuration") != config_digest(stored):
-            raise RunFolderError(f"{folder}: config.toml is not that of environment.json: one of them was changed")
-        values = {"threads": about["threads"], **stored.asdict()}  # into as many parts sums are cut
+            raise RunFolderError(f"{folder}: config.toml and environment.json do not belong together: restore them")
+        values = {"threads": about["threads"], **stored.asdict()}  # the number of threads decides how sums are split
         base = Config.read(values)
         for key, options in OPTIONS_BY_CHOICE.items():
             if given.get(key, values[key]) != values[key]:
@@ -93,33 +95,35 @@ class RerunPlan:
         """Raise if the run was made of things that its folder only names, and that are not given here."""
         config, elsewhere = self.config, "give it to feddpc.rerun in Python, or choose another here"
         if not data and not (config.data in names() or is_own(config.data) or Path(config.data).expanduser().exists()):
-            raise BadInputError(f"{self.folder} was made with the data {config.data!r}, not found here: {elsewhere}")
+            raise BadInputError(
+                f"{self.folder} was made with the data {config.data!r}, not found on this machine: {elsewhere}"
+            )
         if not model and config.model not in models.names() and not is_code(config.model):
-            raise BadInputError(f"{self.folder} was made with a module of its maker's, {config.model}: {elsewhere}")
+            raise BadInputError(f"{self.folder} was made with a module given as an object, {config.model}: {elsewhere}")
         if not partition and config.partition == "given":
             raise BadInputError(f"{self.folder} was made with index lists, which it does not hold: {elsewhere}")
 
     def examine(self, experiment: Experiment) -> None:
-        """Compare versions, machine and what the settings name with those of the first run.
+        """Compare versions, machine and what the configuration names with those of the first run.
 
-        Other data or another partition are an error, unless settings were changed: then no more than the rest of it.
+        Other data or another partition are an error, unless the configuration was changed too.
         """
         before, print_before = self.environment, self.environment["fingerprint"]
-        now, print_now = environment(self.config.engine, {}, str(experiment.w0.device)), experiment.fingerprint()
+        now, print_now = environment(self.config.engine, str(experiment.w0.device)), hashes_of(experiment)
         other = [part for part in print_now if part in print_before and print_before[part] != print_now[part]]
-        if not self.changed and (wrong := [part for part in WORLD if part in other]):
+        if not self.changed and (wrong := [part for part in NAMED_PARTS if part in other]):
             raise RunFolderError(
                 f"other {' and '.join(wrong)} than {self.folder} was made with, by their fingerprints: restore them, "
                 f"or run its settings on what is here with --config {self.folder / 'config.toml'}"
             )
         self.differs.extend(f"other {part}" for part in other)
         self.differs.extend(
-            f"{key} {now[key]}, was {before.get(key, 'not said')}"
+            f"{key} {now[key]}, was {before.get(key, 'not recorded')}"
             for key in SURROUNDINGS
             if now[key] != before.get(key)
         )
         if self.changed or self.differs:
-            notes = {"no longer like": self.changed, "not as it was for": self.differs}
+            notes = {"changed from": self.changed, "differs from": self.differs}
             self.tell("; ".join(f"{how} {self.folder}: {', '.join(what)}" for how, what in notes.items() if what))
 
     def compare(self, records: Sequence[dict[str, Any]]) -> RerunReport:
@@ -138,7 +142,7 @@ def _environment(folder: Path) -> dict[str, Any]:
     path = folder / "environment.json"
     remedy = f"restore it, or run the settings alone with --config {folder / 'config.toml'}"
     if not path.is_file():
-        raise RunFolderError(f"{path} is missing, and with it what the run was made with: {remedy}")
+        raise RunFolderError(f"{path} is missing, which says what the run was made with: {remedy}")
     try:
         value = read_json(path)
     except RunFolderError as error:

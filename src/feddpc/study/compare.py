@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from feddpc import methods
-from feddpc.build import construct, resolve
+from feddpc.build import construct
 from feddpc.callbacks import Callback
 from feddpc.checks import check_int
 from feddpc.config import Config
@@ -20,10 +20,11 @@ from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.privacy.mechanism import check as check_private
+from feddpc.resolve import resolve
 from feddpc.runs.concurrent import run_concurrently
-from feddpc.runs.engine_choice import Compile
 from feddpc.runs.record import is_blank, is_run, resumed_config
-from feddpc.runs.runner import CHECKPOINT_SECONDS, Listener, Outcome, Stop
+from feddpc.runs.runner import CHECKPOINT_SECONDS, Listener, Outcome
+from feddpc.runs.stop import Stop
 from feddpc.runs.tracking import Track, check
 from feddpc.study import setup_cache
 from feddpc.study.folder import StudyFolder
@@ -102,8 +103,7 @@ def run_comparison(
 
     With ``out``, each run has a sub-folder there. A run that diverges is kept, and the others continue; a request to
     stop ends the comparison after the round. ``resume`` continues the comparison in ``out``; ``extend`` does so with
-    more methods or seeds. The first run is alone in any case: with ``engine = "fastest"`` all others use the engine
-    that it chose.
+    more methods or seeds. The first run is alone in any case, so that what is wrong with all is said once.
     """
     stop, resume, own = stop or Stop(), resume or extend, own or ComparisonParts()
     check_int("at_once", at_once, 1)
@@ -120,9 +120,7 @@ def run_comparison(
     elif trackers:
         raise BadInputError("track needs a folder that holds the runs too: give out")
 
-    def execute_run(
-        key: tuple[str, int], listener: Listener | None, engine: str | None, compile: Compile | None
-    ) -> Outcome | None:
+    def execute_run(key: tuple[str, int], listener: Listener | None) -> Outcome | None:
         if stop.wanted:
             return None
         run = runs[key]
@@ -131,8 +129,6 @@ def run_comparison(
             at_once=at_once,
             method=own.methods.get(key[0]),
             out=None if out is None else out / run.name,
-            engine=engine,
-            compile=compile,
             resume=resume,
             listener=listener,
             stop=stop,
@@ -141,21 +137,16 @@ def run_comparison(
             callbacks=callbacks,
         )
 
-    timed = overrides.values.get("engine") == "fastest"
-    engine = next((run.begun_with for run in runs.values() if run.begun_with), None) if timed else None
-    compile: Compile | None = None
     first_key, *rest = runs
     try:
-        first = execute_run(first_key, listener, engine, compile)
+        first = execute_run(first_key, listener)
     except BadInputError:
         if out is not None and is_new and not is_run(out / runs[first_key].name):
             _withdraw(out)
         raise
-    if first and timed:  # all others use its engine and its compiler, so that seconds can be compared
-        engine, compile = first.config.engine, first.config.compile
     listeners = [listener.another() if listener and at_once > 1 else listener for _ in rest]
     jobs: list[Callable[[], Outcome | None]] = [
-        partial(execute_run, key, other, engine, compile) for key, other in zip(rest, listeners, strict=True)
+        partial(execute_run, key, other) for key, other in zip(rest, listeners, strict=True)
     ]
     outcomes = dict(zip(runs, (first, *run_concurrently(jobs, at_once)), strict=True))
     return {key: outcome for key, outcome in outcomes.items() if outcome}
@@ -167,7 +158,6 @@ class _PlannedRun:
 
     name: str  #: of its folder
     config: Config  #: resolved
-    begun_with: str | None  #: the engine of a run that is there already
 
 
 def _plan_runs(plan: StudyPlan, own: ComparisonParts, out: Path | None) -> dict[tuple[str, int], _PlannedRun]:
@@ -186,17 +176,17 @@ def _plan_runs(plan: StudyPlan, own: ComparisonParts, out: Path | None) -> dict[
             folder = run_name(label, seed)
             config = plan.overrides.config(name, seed=seed, reserve=reserve)
             method.init_server(torch.zeros(1), config.clients)
-            begun = None
+            begun = False
             if out is not None and is_run(out / folder):
                 given = values | {"hyper": hyper.get(name, {}), "seed": seed, "reserve": reserve}
                 config = resumed_config(out / folder, given)
-                begun = config.engine
+                begun = True
             config = own.resolve(config, name)
             if config.privacy:
                 check_private(method)
-            if begun is None:
+            if not begun:
                 fresh.append((values, config))
-            runs[name, seed] = _PlannedRun(folder, config, begun)
+            runs[name, seed] = _PlannedRun(folder, config)
     refuse_unused(fresh)
     if len({run.name for run in runs.values()}) < len(runs):
         raise BadInputError(f"methods = {', '.join(plan.methods)}: two of them have the same name")

@@ -20,16 +20,9 @@ from typing import Any
 from feddpc.config import code_in
 from feddpc.errors import FolderInUseError, RunFolderError
 from feddpc.registry import code_digest
-from feddpc.runs.record import (
-    RunFolder,
-    is_blank,
-    is_run,
-    load_config,
-    read_json,
-    read_metrics,
-    read_records,
-    summarize,
-)
+from feddpc.runs.record import RunFolder, is_blank, is_run, load_config, read_json, read_records
+from feddpc.runs.stored import read_metrics
+from feddpc.runs.summary import summarize
 from feddpc.storage import explain_os_errors, replace_text, without_sync
 from feddpc.study.spec import RunSpec, settings
 from feddpc.tasks.metrics import ACCURACY, Metric

@@ -32,7 +32,8 @@ class Overrides:
         elif key in ("method", "seed"):
             raise BadInputError(f"--set {key}=...: use --{key}, or --{key}s in a comparison")
         elif dot and part in OPTION_TABLES:
-            self.values.setdefault(OPTION_TABLES[part], {})[rest] = value
+            one_table = isinstance(self.values.get(part), dict)  # a name with its options
+            self.values.setdefault(part if one_table else OPTION_TABLES[part], {})[rest] = value
         elif having:
             for name in having:
                 self.hyper.setdefault(name, {})[key] = value

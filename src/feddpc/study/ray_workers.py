@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feddpc.errors import BadInputError
-from feddpc.runs.runner import Stop
+from feddpc.runs.stop import Stop
 from feddpc.study.workers import RunBatch, RunReport, Tick, WorkerPool, Workers, run_batch
 
 

@@ -12,7 +12,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddpc.runs.runner import CHECKPOINT_SECONDS, Stop
+from feddpc.runs.runner import CHECKPOINT_SECONDS
+from feddpc.runs.stop import Stop
 from feddpc.storage import explain_os_errors, make_folder, replace_text, without_sync
 from feddpc.study import setup_cache
 from feddpc.study.folder import RunResult, StudyFolder, locked

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from feddpc import methods
-from feddpc.build import resolve
 from feddpc.config import EXECUTION_KEYS, OPTION_TABLES, Config, code_in
 from feddpc.registry import code_digest, is_code, short_name
+from feddpc.resolve import resolve
 from feddpc.study.setup_cache import dataset, fingerprint
+from feddpc.task_parts import registered_code
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class RunSpec:
             for k, v in values.items()
             if isinstance(v, str) and code_in({k: v})
         }
-        parts = [fingerprint(self.config), _source(self.config.method), values | code]
+        registered = registered_code(self.complete)
+        parts = [fingerprint(self.config), _source(self.config.method), values | code, *filter(None, [registered])]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 

@@ -28,7 +28,8 @@ from feddpc.errors import FeddpcError, FolderInUseError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.runs.concurrent import clone_for_thread, run_concurrently
 from feddpc.runs.record import RunFolder, is_run
-from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, Stop, execute
+from feddpc.runs.runner import CHECKPOINT_SECONDS, Outcome, execute
+from feddpc.runs.stop import Stop
 from feddpc.storage import without_sync
 from feddpc.study import setup_cache
 from feddpc.study.folder import StudyFolder

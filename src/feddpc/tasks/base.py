@@ -176,9 +176,9 @@ class Task(ABC):
         return total / seen
 
     def traces_of(self, *what: object, given: Collection[str] = ()) -> dict[Any, Any]:
-        """Return where traces of something are kept as long as the task has the same tensors, which are part of them.
+        """Return the cache of traces of ``what``; it is a new one when a tensor of the task is replaced.
 
-        But for those that are ``given`` to what was traced.
+        Traces hold the task's tensors as constants, except those named in ``given``, which they take as arguments.
         """
         mine = ((name, value) for name, value in vars(self).items() if name not in given)
         held = tuple((name, id(value)) for name, value in mine if isinstance(value, Tensor))

@@ -16,6 +16,8 @@ from feddpc.errors import BadInputError, unknown
 from feddpc.registry import Registry
 from feddpc.tasks.metrics import ACCURACY, LOSS, METRICS, Metric
 
+#: What names of metrics start with that clients have after local steps.
+FINETUNED = "finetuned_"
 ALL = ("classes", "floats", "multihot", "tokens")
 
 
@@ -42,6 +44,13 @@ class Measure:
     value: Callable[[Totals], float] = lambda seen: seen.loss
     #: The metric, from the outputs and targets of all samples.
     whole: Callable[[Tensor, Tensor], Any] | None = None
+    #: Whether it has no value where targets do not vary.
+    may_lack: bool = False
+
+    @property
+    def own(self) -> bool:
+        """Whether it is one of the user's, and not one of the library."""
+        return self is not MEASURES.get(self.metric.name)
 
     def size(self, outputs: int) -> int:
         """Return how many sums there are for a network with so many outputs."""
@@ -55,7 +64,8 @@ class Measure:
         except Exception as error:
             raise BadInputError(
                 f"metric {self.metric.name} fails for outputs {tuple(outputs.shape)} and targets "
-                f"{tuple(targets.shape)}: {type(error).__name__}: {error}"
+                f"{tuple(targets.shape)}: {type(error).__name__}: {error}; a metric takes all outputs and targets and "
+                "returns one number: correct it"
             ) from error
 
 
@@ -139,9 +149,9 @@ MEASURES = {
         Measure(METRICS["f1"], ("classes", "multihot"), _confusion, per_output=3, value=_macro_f1),
         Measure(METRICS["mse"], ("floats",), lambda o, y: _per_sample((o - y) ** 2), 1, value=_share),
         Measure(METRICS["mae"], ("floats",), lambda o, y: _per_sample((o - y).abs()), 1, value=_share),
-        Measure(METRICS["r2"], ("floats",), _moments, per_output=3, value=_r2),
+        Measure(METRICS["r2"], ("floats",), _moments, per_output=3, value=_r2, may_lack=True),
         Measure(METRICS["perplexity"], ("classes", "tokens"), value=_perplexity),
-        Measure(METRICS["auc"], ("classes", "multihot"), whole=_auc),
+        Measure(METRICS["auc"], ("classes", "multihot"), whole=_auc, may_lack=True),
         Measure(LOSS),
     )
 }
@@ -158,6 +168,8 @@ def choose_measures(wanted: Sequence[Any], target: str) -> tuple[Measure, ...]:
     if len(set(names)) < len(names):
         raise BadInputError(f"metrics = {names}: each can be measured once")
     for measure in chosen:
+        _check_name(measure)
+    for measure in chosen:
         if target and target not in measure.targets:
             able = [name for name, other in MEASURES.items() if target in other.targets]
             raise BadInputError(
@@ -165,6 +177,13 @@ def choose_measures(wanted: Sequence[Any], target: str) -> tuple[Measure, ...]:
                 f"{', '.join(able)}, or give a function"
             )
     return chosen
+
+
+def _check_name(measure: Measure) -> None:
+    """Raise if values of a metric would replace others in records and summaries: ``test_loss``, ``best_round``."""
+    name = measure.metric.name
+    if measure.own and (name in (LOSS.name, "round") or name.startswith(FINETUNED)):
+        raise BadInputError(f"metric {name!r}: records have other values of this name: give the function another one")
 
 
 def listed_metrics(measures: Sequence[Measure]) -> tuple[Metric, ...]:

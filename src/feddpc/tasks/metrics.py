@@ -6,6 +6,7 @@ A task lists its metrics, the primary one first. Records hold their values by na
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ from feddpc.errors import BadInputError, unknown
 
 T = TypeVar("T")
 DIRECTIONS = ("max", "min")
+#: Which samples a metric of a record was measured on; the second ones are those held out of training.
+PARTS = ("test", "validation")
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,23 @@ METRICS = {
         Metric("auc", label="area under the ROC curve"),
     )
 }
+
+
+#: Words in the names of metrics of which less is better.
+LESS_IS_BETTER = {"loss", "error", "err", "mse", "rmse", "mae", "mape", "perplexity", "ppl", "nll", "cost", "distance"}
+
+
+def guess_metrics(names: Iterable[str]) -> tuple[Metric, ...]:
+    """Return metrics of which only the names are known, losses last: the first one is primary.
+
+    >>> [(metric.name, metric.direction) for metric in guess_metrics(["eval_loss", "eval-acc", "loss", "f1"])]
+    [('eval-acc', 'max'), ('f1', 'max'), ('eval_loss', 'min'), ('loss', 'min')]
+    """
+    found = []
+    for name in names:
+        words = set(re.split(r"[^a-z0-9]+", name.lower()))
+        found.append(METRICS.get(name) or Metric(name, "min" if words & LESS_IS_BETTER else "max"))
+    return tuple(sorted(found, key=lambda metric: "loss" in metric.name.lower()))
 
 
 def named(part: str, metrics: Sequence[Metric], values: Mapping[str, float]) -> dict[str, float | None]:

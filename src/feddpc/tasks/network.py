@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
 
@@ -222,13 +222,13 @@ class NetworkTask(Task):
         return twin
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return one loss per sample, or per sample and token; outputs ``[n, 1]`` come as ``[n]`` for such targets."""
+        """Return one loss per sample, or per sample and token; to be overridden, while :meth:`losses` is called."""
         if self.sample_loss is None:
             raise BadInputError(f"{type(self).__name__} has no loss: define sample_losses, or give loss=")
-        return self.sample_loss(self.aligned(outputs, targets), targets)
+        return self.sample_loss(outputs, targets)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses of outputs, brought to the shape of their targets also for tasks of the user's own."""
+        """Return one loss per sample, or per sample and token, of outputs that are brought to the shape of targets."""
         return self.sample_losses(self.aligned(outputs, targets), targets)
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -263,10 +263,10 @@ class NetworkTask(Task):
         outputs = self.aligned(torch.cat(seen), self.y_test)
         return self.means(totals) | {m.metric.name: m.compute(outputs, self.y_test) for m in whole}
 
-    def metrics_of(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """Return all metrics of some outputs and targets."""
-        aligned = self.aligned(outputs, targets)
-        whole = {m.metric.name: m.compute(aligned, targets) for m in self.measures if m.whole is not None}
+    def metrics_of(self, outputs: Tensor, targets: Tensor, names: Collection[str]) -> dict[str, float]:
+        """Return metrics of some outputs and targets; of those that need them all at once, only ``names``."""
+        aligned, needed = self.aligned(outputs, targets), [m for m in self.measures if m.metric.name in names]
+        whole = {m.metric.name: m.compute(aligned, targets) for m in needed if m.whole is not None}
         return self.means(self._totals(outputs, targets).tolist(), targets) | whole
 
     @property

@@ -55,7 +55,6 @@ class Cuda(Engine):
     """
 
     name: ClassVar[str] = "cuda"
-    captures_rounds: ClassVar[bool] = True
 
     def __init__(self, *, compile: bool = False, streams: bool | None = None, anywhere: bool = False) -> None:
         self.compile, self.streams, self.anywhere = compile, streams, anywhere
@@ -93,10 +92,10 @@ class Cuda(Engine):
         return self._probes[shape](w, plan)
 
     def train(
-        self, method: Method, task: Task, w: Tensor, down: State, own: State, plan: BatchPlan, lr: float
+        self, method: Method, task: Task, w: Tensor, broadcast: State, memory: State, plan: BatchPlan, lr: float
     ) -> Trained:
         """Train all clients at once, uncaptured."""
-        return self.fallback.train(method, task, w, down, own, plan, lr)
+        return self.fallback.train(method, task, w, broadcast, memory, plan, lr)
 
     def exchange(
         self, experiment: Experiment, method: Method, state: RunState, plan: BatchPlan, cohort: Cohort, probes: State
@@ -114,7 +113,7 @@ class Cuda(Engine):
 
     @torch.no_grad()
     def replay(
-        self, experiment: Experiment, method: Method, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort
+        self, experiment: Experiment, method: Method, state: RunState, probed: State, plan: BatchPlan, cohort: Cohort
     ) -> Done | None:
         """Replay a round; None if it cannot be captured, or was void."""
         config = experiment.config
@@ -131,14 +130,14 @@ class Cuda(Engine):
                 return None
             if m in self._too_large:
                 return None
-            session = self._session(experiment, method, progress, probed, cohort)
+            session = self._session(experiment, method, state, probed, cohort)
             if session is None:
                 self._too_large.add(m)
                 warnings.warn(f"no device memory to capture rounds of {m} clients: going on without", stacklevel=2)
                 return None
             self._sessions[m] = session
             self.captures += session.graphs
-        done = session.replay(progress, probed, plan, cohort)
+        done = session.replay(state, probed, plan, cohort)
         self.void += done is None
         return done
 

@@ -18,7 +18,7 @@ from feddpc.engines.cuda.compiling import Compiled
 from feddpc.engines.cuda.training import Lanes, Stack, Training
 from feddpc.methods.base import ClientContext, Cohort, Method, State
 from feddpc.population import placed
-from feddpc.round.server_step import check_step, optimized
+from feddpc.round.server_step import apply_step_, check_step, optimized
 from feddpc.round.state import numbers
 from feddpc.tasks.base import BatchIndices
 
@@ -51,22 +51,23 @@ class Session:
         self,
         experiment: Experiment,
         method: Method,
-        progress: RunState,
+        state: RunState,
         probed: State,
         cohort: Cohort,
         *,
         streams: bool,
         compiles: bool,
     ) -> None:
-        self.experiment, self.method, self.compiles = experiment, method, compiles
+        self.experiment, self.method = experiment, method
+        self.streams, self.compiles = streams, compiles
         self.graphs = 0  #: captured so far
-        self.task = experiment.task.transformable(stacked=not streams, together=compiles)
-        w = progress.w
+        self.task = experiment.task.transformable(stacked=not streams, together=True)
+        w = state.w
         self.device, m = w.device, len(cohort.clients)
-        self.w, self.server = w.clone(), {k: v.clone() for k, v in progress.server.items()}
+        self.w, self.server = w.clone(), {k: v.clone() for k, v in state.server.items()}
         self.local = experiment.local(method)
         self.changing = experiment.population.rates_change
-        self.inputs = self._buffers(cohort, progress, probed)
+        self.inputs = self._buffers(cohort, state, probed)
         self.one_time_payload = experiment.one_time_payload
         self.down: State = {}
         self.y, self.total = torch.empty(0), torch.zeros(m, dtype=w.dtype, device=self.device)
@@ -92,7 +93,7 @@ class Session:
 
     # Buffers.
 
-    def _buffers(self, cohort: Cohort, progress: RunState, probed: State) -> Inputs:
+    def _buffers(self, cohort: Cohort, state: RunState, probed: State) -> Inputs:
         planner, m = self.experiment.planner, len(cohort.clients)
         most = int(planner.steps(planner.partition.sizes).max())
         width = min(planner.batch_size, int(planner.partition.sizes.max()))
@@ -102,7 +103,7 @@ class Session:
         self.floats = HostTransfer(floats, torch.float64, self.device)
         shape, kind = (most, m, width, planner.draw_width), torch.float32 if planner.uniforms else torch.int16
         self.draws = HostTransfer({"draws": shape}, kind, self.device) if planner.draw_width else None
-        own = {**progress.clients.read(np.zeros(m, np.int64)), **probed}
+        own = {**state.clients.read(np.zeros(m, np.int64)), **probed}
         inputs_on_device = self.ints.there | self.floats.there
         inputs_on_device["weights"].copy_(cohort.weights)
         inputs_on_device["clients"].copy_(cohort.clients)
@@ -116,7 +117,7 @@ class Session:
             **inputs_on_device,
         )
 
-    def _load(self, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort) -> NDArray[np.int64]:
+    def _load(self, state: RunState, probed: State, plan: BatchPlan, cohort: Cohort) -> NDArray[np.int64]:
         """Send a round's plan and memories to the buffers, clients with many steps first; return that order."""
         order = np.argsort(-plan.steps, kind="stable")
         K, B = int(plan.steps.max()), plan.index.shape[2]
@@ -136,8 +137,8 @@ class Session:
         if not (i.own or i.slots):
             return order
         device_order = placed(order, self.device)
-        state = progress.clients.read(plan.clients[order]) | {k: v[device_order] for k, v in probed.items()}
-        for key, value in state.items():
+        memory = state.clients.read(plan.clients[order]) | {k: v[device_order] for k, v in probed.items()}
+        for key, value in memory.items():
             i.own[key].copy_(value)
         for key, value in cohort.slots.items():
             i.slots[key].copy_(value[device_order])
@@ -175,9 +176,10 @@ class Session:
         """Return what scores a model on the test samples of ``task``; None if that is done after the round."""
         if not getattr(task, "sums_suffice", False) or self.experiment.config.evaluate_every > 1:
             return None
-        if not self.compiles:
-            return lambda w: task.score(w, self.test_batch)
         evaluated = task.transformable(stacked=False, together=True)
+        if not self.compiles:
+            scoring = evaluated if self.streams else task
+            return lambda w: scoring.score(w, self.test_batch)
         traces = task.traces_of("test_totals", evaluated.test_scaled, given=("x_test", "y_test"))
         test_totals = Compiled(evaluated.test_totals, traces=traces)
         return lambda w: evaluated.score(w, self.test_batch, test_totals)
@@ -209,7 +211,7 @@ class Session:
         step = check_step(self.method, self.method.aggregate(self.w, self.server, up, self._cohort()), self.w)
         if (optimizer := self.experiment.policies.optimizer) is not None:
             step = optimized(step, optimizer, self.server, self._cohort())
-        w = step.apply_(self.w.clone())
+        w = apply_step_(self.w.clone(), step)
         good = good & w.isfinite().all()
         self.w.copy_(torch.where(good, w, self.w))
         for key, value in step.server.items():
@@ -278,26 +280,26 @@ class Session:
         replay: Callable[[], None] = graph.replay
         return replay
 
-    def replay(self, progress: RunState, probed: State, plan: BatchPlan, cohort: Cohort) -> Done | None:
+    def replay(self, state: RunState, probed: State, plan: BatchPlan, cohort: Cohort) -> Done | None:
         """Run a round on the buffers; None, and nothing changed, if a client sent a non-finite number."""
-        if progress.w is not self.w:
-            self.w.copy_(progress.w)
-            for key, value in progress.server.items():
+        if state.w is not self.w:
+            self.w.copy_(state.w)
+            for key, value in state.server.items():
                 self.server[key].copy_(value)
         work = self.experiment.task.work
         was = replace(work)
-        order = self._load(progress, probed, plan, cohort)
+        order = self._load(state, probed, plan, cohort)
         self._start()
         self.training.replay(plan, order)
         self._end()
-        self.experiment.look_ahead(progress.round + 2)  # the next round, while this one is computed
+        self.experiment.look_ahead(state.round + 2)  # the next round, while this one is computed
         good, loss, *rest = self._read()
         work.reset_to(was)
         if not good:
-            if progress.w is self.w:
-                progress.w, progress.server = self.w.clone(), {k: v.clone() for k, v in self.server.items()}
+            if state.w is self.w:
+                state.w, state.server = self.w.clone(), {k: v.clone() for k, v in self.server.items()}
             return None
-        progress.w, progress.server = self.w, dict(self.server)
+        state.w, state.server = self.w, dict(self.server)
         steps = int(plan.steps.sum())
         work.gradients += self.gradients * steps
         work.passes += self.passes * steps

@@ -147,8 +147,13 @@ class Lanes(Training):
             steps: Tensor,
             *rows: Tensor,
         ) -> None:
-            new, loss = method.step(task, y, task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps))
-            y.copy_(new)
+            batch, ctx = task.fetch(BatchIndices(*rows)), ClientContext(w, down, own, lr, steps)
+            if overrides(method, "step"):
+                new, loss = method.step(task, y, batch, ctx)
+                y.copy_(new)
+            else:  # the plain step, in place: a model is read and written once
+                g, loss = method.local_direction(task, y, batch, ctx)
+                y.addcmul_(g, lr, value=-1) if isinstance(lr, Tensor) else y.sub_(g, alpha=lr)
             total.add_(loss)
 
         self._step = self._made(step)

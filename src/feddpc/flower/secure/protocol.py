@@ -150,7 +150,7 @@ def rebound(function: F, **names: object) -> F:
     """
     for name in names:
         if name not in function.__code__.co_names:
-            raise BadInputError(f"this Flower's {function.__name__} does not use {name}: install feddpc[flower]")
+            raise BadInputError(f"this Flower's {function.__name__} does not use {name}: install another release")
     made = types.FunctionType(
         function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__
     )

@@ -17,7 +17,7 @@ from feddpc.flower.assets import ServerAssets
 from feddpc.flower.client_app_strategy import ClientAppStrategy
 from feddpc.flower.client_registry import Ints
 from feddpc.flower.messages import RefusedError
-from feddpc.flower.method_strategy import Received
+from feddpc.flower.received import Received
 from feddpc.flower.screening import Bounds
 from feddpc.flower.secure.protocol import SECURE, Encoding, ScreenedGrid, Summed, repeated, secure_mean, summable
 from feddpc.flower.server import server_app, strategy
@@ -67,6 +67,8 @@ def secure_server_app(method: Method | str = "feddpc", **settings: Any) -> Serve
 
 class SecureStrategy(ClientAppStrategy):
     """The strategy under secure aggregation: a whole secure sum takes the place of one message and reply per node."""
+
+    sees_uploads = False
 
     def __init__(self, assets: ServerAssets, **more: Any) -> None:
         check_config(assets.config)

@@ -21,7 +21,8 @@ from feddpc.report.failures import noted
 from feddpc.report.groups import groups, primaries, show
 from feddpc.report.page import charts, sections
 from feddpc.report.page.embed import embedded, numbers
-from feddpc.runs.record import StoredRun, is_run
+from feddpc.runs.record import is_run
+from feddpc.runs.stored import StoredRun
 from feddpc.storage import explain_os_errors, replace_text
 
 __all__ = ["refuse_to_overwrite", "render", "write_all", "write_page"]

@@ -11,7 +11,7 @@ from feddpc.report.groups import show
 from feddpc.report.page import sections
 from feddpc.report.page.embed import ANGLE, note_names
 from feddpc.report.page.html import section
-from feddpc.runs.record import StoredRun
+from feddpc.runs.stored import StoredRun
 
 _NOTES = {panel.key: panel.title for panel in GEOMETRY} | {
     ANGLE: "angle to the last step (degrees)",
@@ -85,7 +85,7 @@ def schedule(known: dict[str, Any]) -> str:
 
 
 def holdings(known: dict[str, Any], runs: Sequence[StoredRun]) -> str:
-    """Return the box of who holds what, or the picture that lies beside the runs, or say that neither is there."""
+    """Return the box of who holds what, or the picture in the folder of the runs, or say that neither is there."""
     tables: dict[int, list[str]] = {}
     for run in known["runs"]:
         if run["holdings"] is not None:

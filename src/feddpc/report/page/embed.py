@@ -12,7 +12,9 @@ from typing import Any
 
 from feddpc.report import figures, tables
 from feddpc.report.groups import groups, status
-from feddpc.runs.record import FIELDS, PARTS, StoredRun
+from feddpc.runs.record import FIELDS
+from feddpc.runs.stored import StoredRun
+from feddpc.tasks.metrics import PARTS
 
 #: Values of all rounds together, clients named in all rounds, cells of all client-by-class tables: about 15 MB of page.
 MOST_VALUES, MOST_PARTICIPANTS, MOST_CELLS = 800_000, 800_000, 400_000
@@ -92,9 +94,7 @@ def environment(run: StoredRun) -> Json:
     """Return what is known of the machine; of the command, not where the program lies."""
     known = dict(run.environment)
     known.pop("fingerprint", None)  # for resuming, not for reading
-    timings, command = known.pop("engine_seconds", None), known.get("command")
-    if isinstance(timings, dict):
-        known |= {f"trial round, {name} (s)": seconds for name, seconds in timings.items()}
+    command = known.get("command")
     if isinstance(command, list) and command:
         known["command"] = shlex.join([Path(str(command[0])).name, *map(str, command[1:])])
     return known

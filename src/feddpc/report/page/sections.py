@@ -12,7 +12,7 @@ from feddpc.report import figures, tables
 from feddpc.report.groups import SeedGroup, differing, settings, show, status
 from feddpc.report.page.embed import environment
 from feddpc.report.page.html import boxed, definitions, folded, heads, line, section
-from feddpc.runs.record import StoredRun
+from feddpc.runs.stored import StoredRun
 from feddpc.storage import explain_os_errors
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -70,7 +70,7 @@ def results(table: Sequence[tables.ResultRow], every: Sequence[SeedGroup]) -> st
 
 
 def picture(runs: Sequence[StoredRun]) -> str:
-    """Return the ``partition.png`` that lies beside the runs, for those that do not tell who holds what in numbers."""
+    """Return the ``partition.png`` in the folder of the runs, if their own files do not say who holds what."""
     for run in runs:
         for folder, whose in ((run.folder.parent, "these runs"), (run.folder, f"the run {run.folder.name}")):
             path = folder / "partition.png"

@@ -1,0 +1,41 @@
+"""Which values the keys of a configuration may have, alone and together."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from feddpc.errors import BadInputError
+
+if TYPE_CHECKING:
+    from feddpc.config.fields import Config
+
+
+def check_domains(config: Config) -> None:
+    """Raise if a key has a value outside its domain, or one that does not go with that of another key."""
+    for name in ("clients", "cohort", "rounds", "epochs", "batch_size", "threads", "evaluate_every"):
+        value = getattr(config, name)
+        _require(value is None or value == "auto" or value >= 1, name, value, "at least 1")
+    _require(not isinstance(config.threads, int) or config.threads <= 1024, "threads", config.threads, "at most 1024")
+    _require(config.cohort <= config.clients, "cohort", config.cohort, f"at most clients = {config.clients}")
+    for name in ("lr", "server_lr", "alpha", "lr_decay", "clip_norm"):
+        value = getattr(config, name)
+        _require(value is None or 0 < value < math.inf, name, value, "a finite number above 0")
+    _require(config.finetune_steps >= 0, "finetune_steps", config.finetune_steps, "at least 0")
+    _require(0 < config.client_test < 1, "client_test", config.client_test, "a share of samples above 0 and below 1")
+    alone = config.evaluate_clients or not config.finetune_steps
+    _require(alone, "finetune_steps", config.finetune_steps, "0 without evaluate_clients = true")
+    both = config.lr_decay != 1 and config.lr_schedule != "constant"
+    _require(not both, "lr_decay", config.lr_decay, f"left out with lr_schedule = {config.lr_schedule!r}")
+    _require(0 <= config.dropout < 1, "dropout", config.dropout, "a probability in [0, 1)")
+    reserve = 0.0 if config.reserve is None else config.reserve
+    _require(0 <= reserve < 1, "reserve", config.reserve, "a share of the training set in [0, 1)")
+    _require(0 <= config.validation < 1, "validation", config.validation, "a share of the training set in [0, 1)")
+    alike = config.rule == "mean" or config.weighting == "uniform"
+    _require(alike, "weighting", config.weighting, f"uniform with rule = {config.rule!r}, which counts clients alike")
+    _require(0 <= config.seed < 2**32, "seed", config.seed, "from 0 to 4294967295")
+
+
+def _require(holds: bool, name: str, value: object, domain: str) -> None:
+    if not holds:
+        raise BadInputError(f"{name} = {value!r}: must be {domain}")

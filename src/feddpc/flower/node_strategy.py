@@ -1,0 +1,102 @@
+"""Which nodes train and evaluate, in a strategy that knows clients by the ids of their nodes only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from feddpc.errors import BadInputError
+from feddpc.flower.dropin_privacy import DropInPrivacy
+from feddpc.flower.messages import NEVER, only_record
+from feddpc.flower.method_strategy import MethodStrategy
+from feddpc.flower.node_sampling import refuse_small_sample, sample_by_coins, sample_share, wait_for_nodes
+from feddpc.flower.screening import averageable, screen_replies
+
+
+class NodeStrategy(MethodStrategy):
+    """Sampling of nodes and their evaluations as in Flower's ``FedAvg``; nodes get client numbers as they come."""
+
+    clients: int | None  #: how many there are, where that is known
+    privacy: DropInPrivacy | None
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.client_of: dict[int, int] = {}  #: client number of every node seen
+        self._sampled = False  # whether a round has been sampled since the run began
+
+    def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Sample nodes as Flower does, or by coins under privacy, and send them the model."""
+        if self.privacy is not None and self.policies.privacy is None:
+            raise BadInputError("privacy: the noise depends on the number of rounds: let start() run them")
+        if self.state is None:
+            self.begin(arrays, t)
+        else:
+            self.set_model(arrays)
+        if not self.fraction_train:
+            return []
+        # Flower waits for the sample that it takes of all nodes; wait for the nodes before a fraction is taken of them.
+        connected = wait_for_nodes(grid, self.min_available_nodes)
+        connected = wait_for_nodes(grid, max(int(len(connected) * self.fraction_train), self.min_train_nodes))
+        self._number(connected)
+        self._refuse_unknown_nodes(connected)
+        nodes = self._sample(t, connected)
+        config["server-round"] = t
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return list(self._construct_messages(record, nodes, MessageType.TRAIN))
+
+    def _sample(self, t: int, connected: list[int]) -> list[int]:
+        """Return the nodes that take part in round ``t``."""
+        if self.privacy is not None:
+            return sample_by_coins(connected, self.fraction_train)
+        fraction, least = self.fraction_train, max(self.min_replies, self.min_train_nodes)
+        eligible = connected if self.quarantine is None else self.quarantine.choose(connected, t, least)
+        nodes = sample_share(eligible, len(connected), fraction, self.min_train_nodes)
+        if not self._sampled:
+            refuse_small_sample(len(nodes), len(connected), self.min_replies, fraction, self.min_train_nodes)
+        self._sampled = True
+        return nodes
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample nodes as Flower does and send them the model that the method's authors evaluate."""
+        t = self.offset + server_round
+        self.sent = list(FedAvg.configure_evaluate(self, t, self.evaluated(arrays), config, grid))
+        return self.sent
+
+    def read_evaluations(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average metrics as Flower does; a reply whose metrics cannot be averaged is left out."""
+
+        def read(_: int, content: RecordDict) -> RecordDict:
+            self.bounds.weight(self.weighted_by_key, only_record(content, MetricRecord).get(self.weighted_by_key))
+            return content
+
+        good, refused = screen_replies(replies, self.sent, None, t, read)
+        self.run_log.pending += refused
+        usable = averageable(list(good.values()), self.weighted_by_key)
+        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
+
+    def test_values(self, server: Mapping[str, Any], clients: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the server's function measured; without one, the means of what clients measured."""
+        return server if self.evaluates_itself else clients
+
+    def _number(self, nodes: Iterable[int]) -> None:
+        """Give new nodes client numbers; a checkpoint keeps them."""
+        new = sorted(set(nodes) - self.client_of.keys())
+        ids = np.arange(len(self.client_of), len(self.client_of) + len(new))
+        self.client_of |= dict(zip(new, ids.tolist(), strict=True))
+        self.mark_accepted(NEVER, ids, dict(zip(ids.tolist(), new, strict=True)))
+
+    def _refuse_unknown_nodes(self, nodes: list[int]) -> None:
+        """Raise if no connected node can be one of the clients that this run remembers."""
+        connected, n = {self.client_of[node] for node in nodes}, self.clients
+        if self.privacy is None and n is not None and connected and min(connected) >= n:
+            raise BadInputError(
+                f"this run knows {n} clients by the ids of their nodes, and all connected nodes have other ids: start "
+                "nodes with keys of their own and the SuperLink with --database, so that ids stay, or begin a new run"
+            )

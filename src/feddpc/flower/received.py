@@ -1,0 +1,51 @@
+"""The replies of a round after screening."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import RecordDict
+
+from feddpc.flower.client_registry import Ints
+from feddpc.flower.screening import Refusal
+from feddpc.round.server_step import StepOutcome
+
+#: Why a reply does not count whose update is beyond the adaptive bound on norms.
+TOO_LONG = "its update is much longer than usual"
+
+
+@dataclass
+class Received:
+    """Which replies can be used, and what is wrong with the others."""
+
+    ids: Ints  #: clients whose replies can be used, in rising order
+    nodes: Mapping[int, int]  #: node of every client
+    refused: list[Refusal]
+    dropped: set[int]  #: invited clients without a reply
+    uploads: list[RecordDict]  #: of ``ids``, checked; empty if only their mean is known
+    expected: bool = True  #: whether a round without replies is an error, and not a draw of no clients
+    void: str | None = None  #: why the round does not count, if that is known already
+    faults: dict[str, list[int]] = field(default_factory=dict)  #: simulated faults, and the clients that had them
+    notes: dict[str, float] = field(default_factory=dict)  #: what else is reported about the round, in numbers
+    facts: dict[str, object] = field(default_factory=dict)  #: what else a record says
+
+    def refuse(self, t: int, clients: Ints, reason: str, *, faulty: bool = False) -> None:
+        """List replies of round ``t`` that could be read, but do not count."""
+        self.refused += [Refusal(t, self.nodes.get(c, 0), c, reason, faulty) for c in clients.tolist()]
+
+    def refuse_rejected(self, t: int, outcome: StepOutcome, minimum: int) -> str | None:
+        """List the replies that the server step left out; return why the round is void, if it is for that reason."""
+        kept = outcome.kept.numpy()
+        if kept.all():
+            return None
+        long = (~outcome.kept if outcome.screened is None else outcome.screened).numpy()
+        few = f"fewer than {minimum} updates are within the bound on norms" if outcome.step is None else None
+        self.refuse(t, self.ids[long], TOO_LONG, faulty=True)
+        self.refuse(t, self.ids[~kept & ~long], few or "the rule did not choose it")
+        return few
+
+    def asked_nodes(self, *clients: list[int]) -> dict[str, int]:
+        """Return the nodes of some lists of clients, for a record."""
+        every = sorted({client for part in clients for client in part})
+        return {str(client): self.nodes[client] for client in every if client in self.nodes}

@@ -1,0 +1,153 @@
+"""The bound on norms that is on by default, and nodes that are not asked after refusals in a row."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, Error
+from flwr.app.message.message import make_message
+from flwr.common.constant import ErrorCode
+
+from feddpc import flower
+from feddpc.errors import BadInputError
+from federations import NODES, Unreliable, halves, plain_app, train, vector
+
+QUIET = {"min_available_nodes": NODES, "fraction_evaluate": 0.0}
+VICTIM, NODE = 2, 1002
+
+
+def shifted(by):
+    """Return a fault that moves the first array of a reply far away."""
+
+    def fault(t, replies):
+        record = next(iter(replies[0].content.array_records.values()))
+        name = next(iter(record))
+        record[name] = Array(record[name].numpy() + np.asarray(by, record[name].numpy().dtype))
+        return replies
+
+    return fault
+
+
+def absent(t, replies):
+    return []
+
+
+class TestDefaultScreening:
+    @pytest.mark.parametrize("name", ["FedDPC", "FedAvg"])
+    def test_one_finite_reply_of_1e10_no_longer_wrecks_the_model(self, name):
+        make = getattr(flower, name)
+        screened, without = make(**QUIET), make(**QUIET)
+        train(screened, Unreliable(plain_app(), victim=VICTIM, fault=shifted(1e10)), 2)
+        train(without, Unreliable(plain_app(), victim=VICTIM, fault=absent), 2)
+        assert torch.equal(vector(screened), vector(without))
+        assert {(r.node, r.client) for r in screened.refusals} == {(NODE, VICTIM)}
+        assert all("longer than usual" in r.reason for r in screened.refusals)
+
+    def test_any_method_has_it_too(self):
+        server, client = halves(cohort=NODES)
+        del server["screen"]
+        strategy = flower.strategy("scaffold", **server)
+        train(strategy, Unreliable(flower.client_app(**client), victim=VICTIM, fault=shifted(1e6)), 2)
+        assert {r.node for r in strategy.refusals} == {NODE}
+        assert float(vector(strategy).abs().max()) < 1e3
+
+    @pytest.mark.parametrize("off", [None, False, {}])
+    def test_one_argument_switches_it_off(self, off):
+        strategy = flower.FedAvg(**QUIET, screen=off)
+        train(strategy, Unreliable(plain_app(), victim=VICTIM, fault=shifted(1e10)), 1)
+        assert float(vector(strategy).abs().max()) > 1e8
+        server, _ = halves()
+        assert flower.strategy("feddpc", **{**server, "screen": off}).policies.defense is None
+
+    def test_honest_clients_do_not_meet_it(self):
+        with_bound, without = flower.FedDPC(**QUIET), flower.FedDPC(**QUIET, screen=None)
+        for strategy in (with_bound, without):
+            train(strategy, Unreliable(plain_app()), 5)
+        assert torch.equal(vector(with_bound), vector(without))
+        assert with_bound.refusals == []
+
+    def test_averaged_buffers_stay_possible(self):
+        """A bound that somebody asks for judges what it does not see; the default one only judges less."""
+        strategy = flower.FedAvg(**QUIET, buffer_names=["bias"])
+        train(strategy, Unreliable(plain_app()), 1)
+        assert strategy.records[0].participants == list(range(NODES))
+        with pytest.raises(BadInputError, match="screen"):
+            train(flower.FedAvg(**QUIET, buffer_names=["bias"], screen={"norm": 30}), Unreliable(plain_app()), 1)
+
+
+class TestQuarantine:
+    def run(self, fault, rounds=8, **more):
+        wanted = {**QUIET, "quarantine": {"after": 2, "rounds": 3}, **more}
+        strategy = flower.FedAvg(**wanted)
+        train(strategy, Unreliable(plain_app(), victim=VICTIM, fault=fault), rounds)
+        return strategy
+
+    def test_a_node_refused_in_a_row_is_not_asked_for_some_rounds(self, caplog):
+        strategy = self.run(shifted(np.nan))
+        refused = [r.round for r in strategy.refusals]
+        assert refused == [1, 2, 6, 7]
+        assert [r.federation.get("quarantined") for r in strategy.records[2:5]] == [[NODE]] * 3
+        assert all(VICTIM not in r.participants for r in strategy.records)
+        assert any(str(NODE) in message and "not finite" in message for message in caplog.messages)
+
+    def test_screened_updates_count(self):
+        assert [r.round for r in self.run(shifted(1e10)).refusals] == [1, 2, 6, 7]
+
+    def test_one_good_reply_ends_the_row(self):
+        def every_other(t, replies):
+            return shifted(np.nan)(t, replies) if t % 2 else replies
+
+        assert [r.round for r in self.run(every_other).refusals] == [1, 3, 5, 7]
+
+    def test_a_robust_rule_that_prefers_others_is_no_fault(self):
+        strategy = flower.FedAvg(**QUIET, rule="krum", quarantine={"after": 1, "rounds": 5})
+        train(strategy, Unreliable(plain_app()), 4)
+        assert all(len(r.participants) + len(r.rejected) == NODES for r in strategy.records)
+        assert not strategy.quarantine.until
+
+    @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE])
+    def test_a_node_that_cannot_be_reached_is_asked_again_at_once(self, code):
+        def unreachable(t, replies):
+            error = make_message(metadata=replies[0].metadata, error=Error(code, "gone"))
+            return [error] if t < 5 else replies
+
+        strategy = self.run(unreachable)
+        assert [VICTIM in r.participants for r in strategy.records] == [False] * 4 + [True] * 4
+
+    def test_what_is_needed_for_a_round_to_count_is_never_quarantined(self):
+        for more in ({"min_replies": NODES - 1, "max_void_rounds": 99}, {"min_train_nodes": NODES - 1}):
+            strategy = flower.FedAvg(**QUIET, quarantine={"after": 1, "rounds": 50}, **more)
+
+            class TwoBad(Unreliable):
+                def deliver(self, message):
+                    bad = message.metadata.dst_node_id in (1002, 1003)
+                    replies = super().deliver(message)
+                    return shifted(np.nan)(0, replies) if bad else replies
+
+            train(strategy, TwoBad(plain_app()), 4)
+            asked = [len(r.participants) + len(r.rejected) + len(r.dropped) for r in strategy.records]
+            assert asked[1:] == [NODES - 1] * 3
+
+    def test_it_survives_a_restart(self, tmp_path):
+        for rounds in (2, 3, 8):
+            strategy = self.run(shifted(np.nan), rounds, folder=tmp_path / "run")
+            assert all(r.round not in (3, 4, 5) for r in strategy.refusals)
+        listed = [json.loads(text)["round"] for text in (tmp_path / "run" / "refused.jsonl").read_text().splitlines()]
+        assert listed == [1, 2, 6, 7]
+        records = [json.loads(text) for text in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+        assert [r.get("quarantined") for r in records] == [None, None, [NODE], [NODE], [NODE], None, None, [NODE]]
+
+    def test_any_method(self):
+        server, client = halves(cohort=NODES)
+        strategy = flower.strategy("feddpc", **{**server, "quarantine": {"after": 2, "rounds": 3}})
+        train(strategy, Unreliable(flower.client_app(**client), victim=VICTIM, fault=shifted(np.nan)), 6)
+        assert [r.round for r in strategy.refusals] == [1, 2, 6]
+        assert strategy.records[3].federation["quarantined"] == [NODE]
+        assert strategy.records[3].dropped == [VICTIM]
+
+    def test_off_and_mistakes(self):
+        assert [r.round for r in self.run(shifted(np.nan), quarantine=None).refusals] == list(range(1, 9))
+        for bad in ({"after": 0}, {"until": 3}, 5):
+            with pytest.raises(BadInputError, match="quarantine"):
+                flower.FedAvg(quarantine=bad)

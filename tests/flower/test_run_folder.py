@@ -1,0 +1,271 @@
+"""What the folder of a drop-in's run says: evaluations, clients, nodes, times; and which experiment it belongs to."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+
+from feddpc import flower
+from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
+from feddpc.report import page, tables
+from feddpc.runs.record import RunFolder
+from feddpc.runs.stored import load
+from federations import NODES, Unreliable, W, halves, plain_app, train, vector
+
+EVERYBODY = {"min_train_nodes": NODES, "min_available_nodes": NODES}
+
+
+def judged(t, arrays):
+    return MetricRecord({"loss": 2.0 / (t + 1), "accuracy": t / 10, "per-class": [0.1, 0.2]})
+
+
+def lines(folder):
+    return [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def run(folder, rounds=3, evaluate_fn=judged, arrays=W, train_config=None, **more):
+    strategy = flower.FedDPC(**{**EVERYBODY, **more}, folder=folder)
+    result = strategy.start(
+        Unreliable(plain_app()), arrays, num_rounds=rounds, train_config=train_config, evaluate_fn=evaluate_fn
+    )
+    return strategy, result
+
+
+class TestRecords:
+    def test_the_servers_evaluation_is_there_also_after_a_restart(self, tmp_path):
+        run(tmp_path / "run", 2)
+        run(tmp_path / "run", 4)
+        records = lines(tmp_path / "run")
+        assert [r["test_accuracy"] for r in records] == [0.1, 0.2, 0.3, 0.4]
+        assert [r["test_loss"] for r in records] == [2 / (t + 1) for t in (1, 2, 3, 4)]
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert summary["primary"]["name"] == "accuracy"
+        assert (summary["best_accuracy"], summary["final_accuracy"]) == (0.4, 0.4)
+
+    def test_what_clients_measure_their_nodes_and_the_time(self, tmp_path):
+        _, result = run(tmp_path / "run", 2)
+        for record in lines(tmp_path / "run"):
+            t = record["round"]
+            assert record["clients_train_loss"] == record["train_loss"] == result.train_metrics_clientapp[t]["loss"]
+            assert record["clients_evaluate_sum"] == result.evaluate_metrics_clientapp[t]["sum"]
+            assert record["nodes"] == {str(i): 1000 + i for i in range(NODES)}
+            assert record["time"].startswith("20")
+            assert record["time"].endswith("+00:00")
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert summary["clients"]["clients_evaluate_sum"] == result.evaluate_metrics_clientapp[2]["sum"]
+        assert summary["nodes"]["7"] == 1007
+
+    def test_without_a_function_of_the_server_the_clients_evaluations_are_the_test_metrics(self, tmp_path):
+        _, result = run(tmp_path / "run", 2, evaluate_fn=None)
+        assert [r["test_sum"] for r in lines(tmp_path / "run")] == [
+            result.evaluate_metrics_clientapp[t]["sum"] for t in (1, 2)
+        ]
+        assert result.evaluate_metrics_serverapp == {}
+
+    def test_nothing_measured_is_nothing_and_not_zero(self, tmp_path):
+        run(tmp_path / "run", 2, evaluate_fn=None, fraction_evaluate=0.0)
+        assert {(r["test_loss"], r["test_accuracy"]) for r in lines(tmp_path / "run")} == {(None, None)}
+        text = (tmp_path / "run" / "summary.json").read_text()
+        assert all(value is None for value in json.loads(text)["metrics"].values())
+
+    def test_a_function_that_evaluates_now_and_then(self, tmp_path):
+        run(tmp_path / "run", 4, lambda t, _: MetricRecord({"perplexity": 9.0 - t}) if t in (2, 4) else None)
+        loaded = load(tmp_path / "run")
+        assert loaded.primary.direction == "min"
+        assert loaded.summarize("finished")["best_perplexity"] == 5.0
+        assert [r.get("test_perplexity") for r in loaded.records] == [None, 7.0, None, 5.0]
+
+    def test_the_report_shows_them(self, tmp_path):
+        run(tmp_path / "run", 3)
+        runs = tables.collect(tmp_path / "run")
+        (row,) = tables.rows(runs)
+        assert (row.metric.name, row.best) == ("accuracy", 0.3)
+        page.write_page(tmp_path / "page.html", runs)
+        text = (tmp_path / "page.html").read_text()
+        assert "clients_evaluate_sum" in text
+        assert '"test_accuracy":[0.1,0.2,0.3]' in text
+
+    def test_a_round_whose_evaluation_fails_is_kept(self, tmp_path):
+        def fails(t, arrays):
+            if t == 2:
+                raise RuntimeError("no test set")
+            return judged(t, arrays)
+
+        with pytest.raises(RuntimeError, match="no test set"):
+            run(tmp_path / "run", 3, fails)
+        assert [r["test_accuracy"] for r in lines(tmp_path / "run")] == [0.1, None]
+        strategy, _ = run(tmp_path / "run", 3)
+        assert [r.round for r in strategy.records] == [3]
+
+    def test_any_method_has_nodes_and_times(self, tmp_path):
+        server, client = halves()
+        strategy = flower.strategy("feddpc", **server, folder=tmp_path / "run")
+        train(strategy, Unreliable(flower.client_app(**client)), 2)
+        for record in lines(tmp_path / "run"):
+            asked = {*record["participants"], *record["dropped"], *record["rejected"]}
+            assert record["nodes"] == {str(c): 1000 + c for c in sorted(asked)}
+            assert record["time"]
+
+
+def moved(by=1.0, dtype=np.float64):
+    return ArrayRecord({k: Array((a.numpy() + by).astype(dtype)) for k, a in W.items()})
+
+
+class TestAnotherExperiment:
+    """A folder belongs to one experiment, whether its run has ended or not."""
+
+    @pytest.mark.parametrize("ended", [True, False])
+    @pytest.mark.parametrize(
+        ("change", "word"),
+        [
+            ({"arrays": moved()}, "initial weights"),
+            ({"arrays": moved(0.0, np.float32)}, "types"),
+            ({"train_config": ConfigRecord({"lr": 0.1})}, "train_config"),
+            ({"server_lr": 0.5}, "server_lr"),
+            ({"lam": 0.5}, "lam"),
+            ({"weighting": "samples"}, "weighting"),
+            ({"screen": None}, "screen"),
+        ],
+    )
+    def test_is_refused_with_the_remedy(self, tmp_path, ended, change, word):
+        run(tmp_path / "run", 2)
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        with pytest.raises(RunFolderError, match=word) as error:
+            run(tmp_path / "run", 2 if ended else 3, **change)
+        assert "folder=" in str(error.value)
+        assert "--out" not in str(error.value)
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+    def test_an_app_without_a_seed_says_so_and_goes_on(self, tmp_path):
+        run(tmp_path / "run", 2)
+        with pytest.raises(RunFolderError, match="check_initial_arrays"):
+            run(tmp_path / "run", 3, arrays=moved())
+        again, _ = run(tmp_path / "run", 3, arrays=moved(), check_initial_arrays=False)
+        whole, _ = run(None, 3)
+        assert (vector(again) == vector(whole)).all()
+
+    def test_any_method_compares_the_weights_of_its_model(self, tmp_path):
+        server, client = halves()
+        train(flower.strategy("feddpc", **server, folder=tmp_path / "run"), Unreliable(flower.client_app(**client)), 1)
+        with torch.no_grad():
+            next(server["model"].parameters()).add_(1.0)
+        with pytest.raises(RunFolderError, match="initial weights"):
+            train(
+                flower.strategy("feddpc", **server, folder=tmp_path / "run"),
+                Unreliable(flower.client_app(**client)),
+                2,
+            )
+
+    def test_a_finished_run_says_that_nothing_is_trained(self, tmp_path, caplog):
+        run(tmp_path / "run", 2)
+        run(tmp_path / "run", 2)
+        assert any("num_rounds" in message and "folder=" in message for message in caplog.messages)
+
+    def test_other_trouble_with_a_folder_names_arguments_too(self, tmp_path):
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "thesis.tex").touch()
+        run(tmp_path / "run", 1)
+        held = RunFolder.reopen(tmp_path / "run")
+        for folder, kind in ((tmp_path / "full", RunFolderError), (tmp_path / "run", FolderInUseError)):
+            with pytest.raises(kind) as error:
+                run(folder, 2)
+            assert "--" not in str(error.value)
+            assert "folder=" in str(error.value)
+        held.close()
+
+
+class TestFlowersArguments:
+    """Flower's arguments mean what they mean in Flower."""
+
+    @pytest.mark.parametrize("weights", [[0.5, 2.25, 1e-3, 7, 3e12, 1.5, 40, 2]])
+    def test_any_positive_weight_as_in_flower(self, weights):
+        from flwr.serverapp.strategy import FedAvg
+
+        class Weighing(Unreliable):
+            def deliver(self, message):
+                replies = super().deliver(message)
+                for reply in replies:
+                    metrics = reply.content["metrics"]
+                    metrics["tokens"] = weights[message.metadata.dst_node_id - 1000]
+                    del metrics["num-examples"]
+                return replies
+
+        more = {**EVERYBODY, "weighted_by_key": "tokens"}
+        theirs, ours = FedAvg(**more), flower.FedAvg(**more, weighting="samples")
+        a, b = (train(strategy, Weighing(plain_app())) for strategy in (theirs, ours))
+        for name in W:
+            np.testing.assert_allclose(b.arrays[name].numpy(), a.arrays[name].numpy(), rtol=0, atol=1e-12)
+        assert b.train_metrics_clientapp[2]["loss"] == pytest.approx(a.train_metrics_clientapp[2]["loss"])
+        assert b.evaluate_metrics_clientapp[2]["sum"] == pytest.approx(a.evaluate_metrics_clientapp[2]["sum"])
+
+    @pytest.mark.parametrize("value", [None, -1.0, float("nan"), [1.0, 2.0], 0])
+    def test_a_weight_that_is_not_used_costs_nobody_the_vote(self, value):
+        """Only the means of metrics leave that reply out, since these are weighted."""
+
+        def fault(t, replies):
+            metrics = replies[0].content["metrics"]
+            if value is None:
+                del metrics["num-examples"]
+            else:
+                metrics["num-examples"] = value
+            return replies
+
+        strategy, whole = flower.FedAvg(**EVERYBODY), flower.FedAvg(**EVERYBODY)
+        result = train(strategy, Unreliable(plain_app(), victim=7, fault=fault))
+        train(whole, Unreliable(plain_app()))
+        assert (vector(strategy) == vector(whole)).all()
+        rest = np.arange(NODES - 1)
+        assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(np.average(rest, weights=10 + rest))
+        bad = flower.FedAvg(**EVERYBODY, weighting="samples")
+        train(bad, Unreliable(plain_app(), victim=7, fault=fault), 1)
+        assert [r.client for r in bad.refusals] == [7]
+
+    def test_functions_for_metrics_may_return_none(self, tmp_path):
+        def nothing(contents, weighted_by):
+            return None
+
+        _, result = run(tmp_path / "run", 2, None, train_metrics_aggr_fn=nothing, evaluate_metrics_aggr_fn=nothing)
+        assert result.evaluate_metrics_clientapp == {}
+        assert result.train_metrics_clientapp[2]["replies"] == NODES
+
+    def test_positional_arguments_are_in_flowers_order(self):
+        def train_metrics(contents, key):
+            return MetricRecord({"n": len(contents)})
+
+        args = (0.5, 0.25, 3, 1, 4, "weight", "model", "settings", train_metrics, None)
+        strategy = flower.FedAvg(*args)
+        assert strategy.train_metrics_aggr_fn is train_metrics
+        assert (strategy.arrayrecord_key, strategy.configrecord_key) == ("model", "settings")
+        seen = []
+        plain = flower.FedAvg(**EVERYBODY)
+        config = ConfigRecord({"lr": 0.1})
+        plain.start(Unreliable(plain_app()), W, 2, 60.0, config, None, lambda t, _: seen.append(t))
+        assert seen == [0, 1, 2]
+
+    def test_metrics_of_clients_keep_their_names(self):
+        def named(contents, key):
+            return MetricRecord({"replies": 0.125, "refused": 0.25, "loss": 1.0})
+
+        strategy = flower.FedDPC(**EVERYBODY, train_metrics_aggr_fn=named)
+        result = train(strategy, Unreliable(plain_app()), 1)
+        metrics = result.train_metrics_clientapp[1]
+        assert (metrics["replies"], metrics["refused"]) == (0.125, 0.25)
+        assert strategy.records[0].notes["refused"] == 0
+
+    def test_a_limit_on_weights_is_kept(self):
+        strategy = flower.FedAvg(**EVERYBODY, max_examples=16)
+        train(strategy, Unreliable(plain_app()), 1)
+        assert [r.client for r in strategy.refusals] == [7]
+
+
+def test_dir_lists_everything_that_can_be_imported():
+    listed = {name for name in dir(flower) if not name.startswith("_")}
+    from feddpc.flower.dropin import dropins
+
+    assert set(dropins()) <= listed
+    assert {"strategy", "client_app", "secure_strategy", "FaultyGrid", "VoidRoundsError", "buffer_names"} <= listed
+    assert all(getattr(flower, name) is not None for name in listed)
+    with pytest.raises(BadInputError, match="flwr"):
+        flower.check_flwr("1.5.0")
