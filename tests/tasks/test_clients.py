@@ -188,5 +188,5 @@ def test_a_metric_without_a_value_at_clients_is_named_once(metrics, share, warne
         result = feddpc.simulate(data=data, model=nn.Linear(4, 1), metrics=metrics, evaluate_clients=True, **more)
     lines = [str(w.message) for w in told if f"clients_{metrics}" in str(w.message)]
     assert len(lines) == warned
-    assert all("10 of 10 clients" in line and "has 1 test samples" in line for line in lines)
+    assert all("10 of 10 clients" in line and "with 1 test samples" in line for line in lines)
     assert (result.records[-1][f"clients_{metrics}_mean"] is None) == warned
