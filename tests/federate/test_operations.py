@@ -50,11 +50,12 @@ def test_keys_are_registered_checked_revoked_and_the_authority_is_replaced(mark)
         wait_until(lambda: "SuperNode ID" in process.text() or process.ended)
         assert not process.ended
 
-        # A revoked node is out, though its process still tries.
+        # A revoked node is out, also when it starts again.
         private = made.node(1).read_bytes()
         NodeKeys(made.folder).revoke(link, "node-1")
         made.node(1).write_bytes(private)
         assert "revoked" in key_of(1).value
+        process.kill()  # it holds the node's port
         stranger = deployment.start_node(1)
         wait_until(lambda: stranger.ended)
         assert "Failed to activate SuperNode" in stranger.text()
