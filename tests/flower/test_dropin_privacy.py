@@ -14,7 +14,7 @@ from feddpc.flower import node_sampling
 from feddpc.methods.base import Cohort
 from feddpc.privacy import Mechanism, epsilon
 from feddpc.round.server_step import apply_step_
-from federations import NODES, Unreliable, W, plain_app, train, vector
+from federations import NODES, Unreliable, W, halves, plain_app, train, vector
 
 PRIVATE = {"clip": 0.5, "noise": 1.0, "delta": 0.01}
 WANTED = {"population": NODES, "fraction_train": 0.5, "fraction_evaluate": 0.0}
@@ -185,6 +185,43 @@ def test_a_model_that_left_the_server_counts_although_a_crash_undid_its_round(tm
     later = flower.FedAvg(**wanted)
     train(later, Unreliable(plain_app()), 4)
     assert later.records[0].notes["epsilon"] == epsilon(1.0, 0.5, 5, 0.01)
+
+
+def test_every_model_counts_that_left_the_server_after_the_checkpoint(tmp_path):
+    wanted = {**WANTED, "folder": tmp_path / "run", "privacy": PRIVATE}
+    train(flower.FedAvg(**wanted), Unreliable(plain_app()), 3)
+    (tmp_path / "run" / "releases.json").write_text('{"last": 5, "lost": 1}')
+    again = flower.FedAvg(**wanted)
+    train(again, Unreliable(plain_app()), 4)
+    assert again.run_log.lost == 3
+    assert again.records[-1].notes["epsilon"] == epsilon(1.0, 0.5, 4 + 3, 0.01)
+
+
+def test_a_second_start_without_a_folder_would_forget_the_first(tmp_path):
+    strategy = flower.FedAvg(**WANTED, privacy=PRIVATE)
+    result = train(strategy, Unreliable(plain_app()), 2)
+    with pytest.raises(BadInputError, match="folder"):
+        strategy.start(Unreliable(plain_app()), result.arrays, num_rounds=2)
+    kept = flower.FedAvg(**WANTED, privacy=PRIVATE, folder=tmp_path / "run")
+    for rounds in (2, 3):
+        train(kept, Unreliable(plain_app()), rounds)
+    assert kept.records[-1].notes["epsilon"] == epsilon(1.0, 0.5, 3, 0.01)
+
+
+@pytest.mark.parametrize("quarantine", [{"after": 2}, True])
+def test_a_quarantine_that_was_asked_for_is_refused(quarantine):
+    with pytest.raises(BadInputError, match="quarantine"):
+        flower.FedAvg(**WANTED, privacy=PRIVATE, quarantine=quarantine)
+    server, _ = halves()
+    private = {"participation": "poisson", "privacy": PRIVATE}
+    with pytest.raises(BadInputError, match="quarantine"):
+        flower.strategy("fedavg", **{**server, **private, "quarantine": quarantine})
+
+
+@pytest.mark.parametrize("value", [True, 8.0, "strong"])
+def test_a_budget_that_is_no_table_is_named(value):
+    with pytest.raises(BadInputError, match="privacy"):
+        flower.FedAvg(**WANTED, privacy=value)
 
 
 def test_a_budget_is_not_spent_twice_by_a_crash(tmp_path):

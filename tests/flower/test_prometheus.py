@@ -12,7 +12,7 @@ import torch
 from feddpc import flower
 from feddpc.errors import BadInputError
 from feddpc.flower.exposition import OTHER, REASONS, Counts, Page, reason_label, render
-from feddpc.flower.prometheus import Exporter, address_of
+from feddpc.flower.prometheus import Exporter, MeteredGrid, address_of, server_class
 from feddpc.flower.server import from_run_config
 from federations import NODES, Unreliable, halves, plain_app, train, vector
 
@@ -114,6 +114,73 @@ def test_counters_continue_after_a_restart(pages, tmp_path):
     assert sent == [sent[0] * t for t in (1, 2, 3, 4)]
 
 
+def names_in(page):
+    return {name for name, _ in page}
+
+
+def test_before_the_first_round_nothing_is_counted(pages, tmp_path, monkeypatch):
+    """Zeros would look like a restart, and Prometheus would count all that came before once more."""
+    scraping, seen = pages
+    folder = tmp_path / "run"
+    train(scraping(drop_in(folder=folder)), Unreliable(plain_app()), rounds=2)
+    early = []
+    enter = Exporter.__enter__
+    monkeypatch.setattr(Exporter, "__enter__", lambda self: (enter(self), early.append(read(self.text())))[0])
+    train(scraping(drop_in(folder=folder)), Unreliable(plain_app()), rounds=3)
+    assert names_in(early[0]) == {"info"}
+    assert seen[-1]["round", ""] == 3
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_scrape_between_training_and_evaluation_loses_no_metric(tmp_path, monkeypatch, stored):
+    exporters, between, enter = [], [], Exporter.__enter__
+    monkeypatch.setattr(Exporter, "__enter__", lambda self: (exporters.append(self), enter(self))[1])
+    strategy = flower.FedDPC(prometheus=0, folder=tmp_path / "run" if stored else None)
+    configure = strategy.configure_evaluate
+
+    def scraped(*arguments):
+        between.append(read(exporters[0].text()))
+        return configure(*arguments)
+
+    strategy.configure_evaluate = scraped
+    train(strategy, Unreliable(plain_app()))
+    assert [page["round", ""] for page in between] == [0, 1, 2]
+    last = read(exporters[0].text())
+    assert last["round", ""] == 3
+    assert [v for (name, _), v in last.items() if name == "metric"] == [strategy.records[-1].metrics["test_sum"]]
+
+
+def test_metrics_of_which_the_last_evaluation_knows_nothing_are_gone():
+    counts = Counts()
+    for t in (1, 2):
+        counts.add_record({"round": t, "participants": [1], f"test_a{t}": 0.5})
+    counts.add_record({"round": 3, "participants": [1], "test_a2": None})
+    assert counts.measured == {"test_a2": 0.5}
+
+
+def test_a_round_that_asks_nobody_is_not_void():
+    counts = Counts()
+    counts.add_record({"round": 1, "participants": [], "dropped": [], "rejected": []})
+    counts.add_record({"round": 2, "participants": [], "dropped": [], "rejected": [4]})
+    assert counts.void == 1
+
+
+def test_an_address_of_the_newer_kind_gets_a_server_of_that_kind():
+    assert address_of("[::1]:9464") == ("::1", 9464)
+    assert server_class("::1").address_family == socket.AF_INET6
+    assert server_class("127.0.0.1").address_family == socket.AF_INET
+
+
+def test_the_grid_keeps_what_else_it_has():
+    class Other(Unreliable):
+        def get_nodes(self):
+            return ["a node"]
+
+    grid = MeteredGrid(Other(plain_app()), None)
+    assert grid.get_nodes() == ["a node"]
+    assert grid.contexts is grid.grid.contexts
+
+
 def test_any_method_shows_its_primary_metric_with_the_numbers_of_a_run_without_an_endpoint(pages):
     scraping, seen = pages
     server, client = halves()
@@ -153,13 +220,13 @@ def test_an_error_while_answering_is_the_scrapers(monkeypatch):
     aggregate = strategy.aggregate_train
 
     def scraped(server_round, replies):
+        exporters[0].began = True
         port = exporters[0].server.server_address[1]
         for path in ("/metrics", "/else"):
             with pytest.raises(urllib.error.HTTPError) as error:
                 scrape(port, path)
             codes.append(error.value.code)
             error.value.close()
-        exporters[0].began = True
         return aggregate(server_round, replies)
 
     strategy.aggregate_train = scraped

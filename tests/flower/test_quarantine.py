@@ -44,6 +44,14 @@ class TestDefaultScreening:
         assert {(r.node, r.client) for r in screened.refusals} == {(NODE, VICTIM)}
         assert all("longer than usual" in r.reason for r in screened.refusals)
 
+    @pytest.mark.parametrize("value", [5, 30.0, "strict"])
+    def test_a_bound_that_is_no_table_is_named(self, value):
+        with pytest.raises(BadInputError, match="screen"):
+            flower.FedAvg(screen=value)
+
+    def test_true_is_the_usual_one(self):
+        assert flower.FedAvg(screen=True).policies == flower.FedAvg().policies
+
     def test_any_method_has_it_too(self):
         server, client = halves(cohort=NODES)
         del server["screen"]
@@ -145,6 +153,12 @@ class TestQuarantine:
         assert [r.round for r in strategy.refusals] == [1, 2, 6]
         assert strategy.records[3].federation["quarantined"] == [NODE]
         assert strategy.records[3].dropped == [VICTIM]
+
+    def test_a_client_beyond_the_population_is_not_at_fault(self):
+        strategy = flower.FedAvg(**{**QUIET, "population": NODES - 2})
+        train(strategy, Unreliable(plain_app()), 4)
+        assert {refusal.faulty for refusal in strategy.refusals} == {False}
+        assert all("quarantined" not in record.federation for record in strategy.records)
 
     def test_off_and_mistakes(self):
         assert [r.round for r in self.run(shifted(np.nan), quarantine=None).refusals] == list(range(1, 9))

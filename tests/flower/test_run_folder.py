@@ -87,6 +87,39 @@ class TestRecords:
         assert "clients_evaluate_sum" in text
         assert '"test_accuracy":[0.1,0.2,0.3]' in text
 
+    @pytest.mark.parametrize("every", [2, 5])
+    def test_the_report_shows_rounds_before_the_first_evaluation(self, tmp_path, every):
+        run(tmp_path / "run", 4, lambda t, arrays: MetricRecord({"f1": t / 10}) if t and t % every == 0 else None)
+        damage = []
+        (stored,) = tables.collect(tmp_path / "run", damage)
+        assert damage == []
+        assert len(stored.records) == 4
+
+    @pytest.mark.parametrize("name", ["a\nb", "\x1b[2Jacc", "x" * 101])
+    def test_metrics_with_names_that_nobody_could_read_are_left_out(self, tmp_path, name):
+        class Chatty(Unreliable):
+            def deliver(self, message):
+                replies = super().deliver(message)
+                for reply in replies:
+                    reply.content["metrics"][name] = 1.0
+                return replies
+
+        strategy = flower.FedDPC(**EVERYBODY, folder=tmp_path / "run")
+        train(strategy, Chatty(plain_app()), 1)
+        assert len(strategy.records[0].participants) == NODES
+        assert not any(name in key for key in strategy.records[0].federation)
+
+    def test_the_type_that_a_reply_states_cannot_write_lines_into_the_log(self, tmp_path, caplog):
+        def fault(t, replies):
+            for array in replies[0].content["arrays"].values():
+                array.dtype = "float64\nCRITICAL forged" + "x" * 2000
+            return replies
+
+        train(flower.FedDPC(**EVERYBODY), Unreliable(plain_app(), victim=1, fault=fault), 1)
+        (said,) = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+        assert "\n" not in said
+        assert len(said) < 1000
+
     def test_a_round_whose_evaluation_fails_is_kept(self, tmp_path):
         def fails(t, arrays):
             if t == 2:

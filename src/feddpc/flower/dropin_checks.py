@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from feddpc.errors import BadInputError
 from feddpc.flower.plain_methods import counts_steps, knows_clients, sends_plain_updates
@@ -31,6 +32,19 @@ def check_method(method: Method, weighting: str, clients: int | None, *, robust:
             f"{method.name} with {method.hyper()} needs every client's number of local steps, which a client app of "
             "Flower does not tell: use feddpc.flower.strategy and client_app"
         )
+
+
+def read_screen(screen: object) -> dict[str, Any]:
+    """Return the bound on norms that an argument asks for; None and False are none.
+
+    >>> read_screen({"norm": 5}), read_screen(None)
+    ({'norm': 5}, {})
+    """
+    if screen is None or screen is False:
+        return {}
+    if not isinstance(screen, Mapping):
+        raise BadInputError(f"screen = {screen!r}: must be a table such as {{'norm': 30}}, or None for no bound")
+    return dict(screen)
 
 
 def check_buffers(name: str, policy: str, judges: Mapping[str, object], *, private: bool) -> None:

@@ -24,6 +24,10 @@ class DropInPrivacy:
     """
 
     def __init__(self, table: Mapping[str, Any], *, clients: int | None, fraction: float) -> None:
+        if not isinstance(table, Mapping):
+            raise BadInputError(
+                f"privacy = {table!r}: must be a table such as {{'clip': 0.5, 'epsilon': 8.0}}, or None for no privacy"
+            )
         if clients is None:
             raise BadInputError(
                 "privacy needs population, how many clients there are: the noisy sum is divided by fraction_train "

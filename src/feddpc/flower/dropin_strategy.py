@@ -7,7 +7,6 @@ import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
@@ -21,7 +20,7 @@ from feddpc.checks import check_int, check_positive
 from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
-from feddpc.flower.dropin_checks import check_buffers, check_method
+from feddpc.flower.dropin_checks import check_buffers, check_method, read_screen
 from feddpc.flower.dropin_privacy import DropInPrivacy
 from feddpc.flower.layout import (
     POLICIES,
@@ -33,11 +32,11 @@ from feddpc.flower.layout import (
     restore_buffers,
     store_buffers,
 )
-from feddpc.flower.messages import RefusedError, ReplyTensors, only_record
+from feddpc.flower.messages import RefusedError, ReplyTensors, TooManyClientsError, only_record
 from feddpc.flower.node_strategy import NodeStrategy
 from feddpc.flower.plain_methods import streams
 from feddpc.flower.prometheus import address_of
-from feddpc.flower.quarantine import USUAL
+from feddpc.flower.quarantine import USUAL, usual_quarantine
 from feddpc.flower.received import Received
 from feddpc.flower.screening import Bounds, averageable, screen_replies
 from feddpc.methods._feddpc_stream import Stream
@@ -104,8 +103,8 @@ class DropInStrategy(NodeStrategy):
         check_initial_arrays: bool = True,
         rule: str = "mean",
         rule_options: Mapping[str, Any] | None = None,
-        screen: Mapping[str, Any] | Literal[False] | None = FEDERATION,
-        quarantine: Mapping[str, int] | Literal[False] | None = MappingProxyType(USUAL),
+        screen: Mapping[str, Any] | bool | None = FEDERATION,
+        quarantine: Mapping[str, int] | bool | None = USUAL,
         privacy: Mapping[str, Any] | None = None,
         buffers: Literal["average", "local", "refuse"] = "average",
         buffer_names: Iterable[str] = (),
@@ -122,15 +121,16 @@ class DropInStrategy(NodeStrategy):
             max_void_rounds=max_void_rounds,
             folder=folder,
             check_initial_arrays=check_initial_arrays,
-            quarantine=None if privacy else quarantine,  # whether a node is asked may depend on the others
+            quarantine=usual_quarantine(quarantine, private=bool(privacy)),
             **{name: given[name] for name in inspect.signature(FedAvg).parameters},
         )
         rate = (self.made_from.usual_server_lr or 1.0) if server_lr is None else server_lr
         self.server_lr, self.weighting = check_positive("server_lr", rate), weighting
         self.clients = None if population is None else check_int("population", population, 1)
         self.population = self.clients or MANY
+        screen = FEDERATION if screen is True else screen
         self.screens_by_default = screen is FEDERATION
-        bound = {} if self.screens_by_default and privacy else dict(screen or {})
+        bound = {} if self.screens_by_default and privacy else read_screen(screen)
         robust = Config(rule=rule, rule_options=dict(rule_options or {}), screen=bound)
         self.robust = resolve_policies(robust)
         self.policies = Policies.of(self.robust)
@@ -301,7 +301,7 @@ class DropInStrategy(NodeStrategy):
     def _read(self, client: int, content: RecordDict) -> RecordDict:
         """Check a reply; with a stream, the update and the buffers go there, and the arrays are forgotten."""
         if self.clients is not None and client >= self.clients and self.privacy is None:
-            raise RefusedError(f"there are {self.clients} clients already: begin again with a larger population")
+            raise TooManyClientsError(f"there are {self.clients} clients already: begin again with a larger population")
         arrays, metrics = only_record(content, ArrayRecord), only_record(content, MetricRecord)
         norm = self.bounds.check("the update", self.layout.update(self.now.w, arrays, self._workspace))
         weight = 1.0

@@ -16,7 +16,6 @@ from typing import Any
 #: time series each. The first pattern that is found decides.
 REASONS = {
     "protocol": r"protocols? \d|without a protocol|states the version",
-    "quarantine": r"quarantin",
     "client_refused": r"^the node says",
     "client_error": r"^error -?\d",
     "not_finite": r"not finite|\b(nan|inf)\b|beyond|negative",
@@ -59,11 +58,12 @@ class Counts:
         self.rounds += 1
         self.replies += len(record.get("participants", ()))
         self.missing += len(record.get("dropped", ()))
-        self.void += not record.get("participants")
+        asked = record.get("dropped") or record.get("rejected")  # a round may ask nobody, by its coins
+        self.void += bool(asked) and not record.get("participants")
         self.seconds += float(record.get("seconds") or 0.0)
-        for name, value in record.items():
-            if name.startswith(("test_", "validation_")) and isinstance(value, int | float):
-                self.measured[name] = float(value)
+        tested = ((name, value) for name, value in record.items() if name.startswith(("test_", "validation_")))
+        measured = {name: float(value) for name, value in tested if isinstance(value, int | float)}
+        self.measured = measured or self.measured  # names of clients' metrics may change: old ones are not kept
 
     def add_refusal(self, reason: str) -> None:
         """Count a reply that does not count."""
@@ -94,6 +94,13 @@ class Page:
         return "".join(f"{line}\n" for line in self.lines)
 
 
+def render_info(info: Mapping[str, str]) -> str:
+    """Return what the server is, which is known before its run begins."""
+    page = Page()
+    page.add("info", "gauge", "Release, protocols and method of the server.", [(info, 1)])
+    return page.text()
+
+
 def render(
     counts: Counts, info: Mapping[str, str], planned: int | None, primary: str, traffic: Mapping[str, int]
 ) -> str:
@@ -107,7 +114,7 @@ def render(
         traffic: bytes by direction, ``in`` and ``out``.
     """
     page, last = Page(), counts.last
-    page.add("info", "gauge", "Release, protocols and method of the server.", [(info, 1)])
+    page.lines.append(render_info(info).rstrip())
     page.one("round", "gauge", "The last finished round.", last.get("round", 0))
     page.one("rounds_planned", "gauge", "The round with which the run ends.", planned)
     page.one("void_rounds_total", "counter", "Rounds in which no reply counted.", counts.void)

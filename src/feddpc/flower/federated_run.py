@@ -24,7 +24,7 @@ from feddpc.flower.layout import Layout
 from feddpc.flower.messages import NEVER, cast_note, unpack
 from feddpc.flower.quarantine import Quarantine
 from feddpc.flower.run_log import INITIAL, RunLog, digest_arrays, digest_config
-from feddpc.flower.screening import Bounds, Refusal
+from feddpc.flower.screening import Bounds, Refusal, shorten
 from feddpc.flower.void_rounds import VoidRounds
 from feddpc.methods.base import Method, State
 from feddpc.policies import Policies
@@ -161,6 +161,11 @@ class FederatedRun(FedAvg):
 
     def begin(self, arrays: ArrayRecord, num_rounds: int) -> None:
         """Set the first model, or take the state from ``folder`` if a run is there."""
+        if self.policies.privacy is not None and self.folder is None and self.state is not None and self.state.round:
+            raise BadInputError(
+                f"this strategy has released {self.state.round} private models, and another start() would count its "
+                "budget from zero: give it a folder=, which continues the count, or make a new strategy for new data"
+            )
         self.last_round, self._cast_logged, self._tested = num_rounds, False, {}
         self._void.forget()
         self._layout = self.make_layout(arrays)
@@ -229,4 +234,5 @@ class FederatedRun(FedAvg):
         """Log once per run that replies come in another floating type than the model's."""
         if not self._cast_logged and (note := cast_note(arrays, dtypes)) is not None:
             self._cast_logged = True
-            log(WARNING, "%s. Every reply in another floating type is cast; this is logged once per run", note)
+            cast = "%s. Every reply in another floating type is cast; this is logged once per run"
+            log(WARNING, cast, shorten(note))  # the node states the type

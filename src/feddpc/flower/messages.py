@@ -49,6 +49,10 @@ class RefusedError(FeddpcError):
     """A message that cannot be used, and why."""
 
 
+class TooManyClientsError(RefusedError):
+    """A message of a client beyond the population, which is no fault of the client."""
+
+
 def pack(state: Mapping[str, Tensor]) -> ArrayRecord:
     """Return tensors as an array record."""
     return ArrayRecord({key: Array(value.detach().cpu().numpy()) for key, value in state.items()})

@@ -17,11 +17,8 @@ S = TypeVar("S")
 SHORTEST, LONGEST, SHARE = 0.1, 3.0, 0.05
 
 
-class PollingGrid(Grid):
-    """Flower's grid of a deployment with shorter waits: a round is noticed as complete within 5 % of what it took.
-
-    Only :meth:`send_and_receive` differs; all else is done by ``grid``.
-    """
+class GridWrapper(Grid):
+    """Passes everything on to ``grid``; a subclass changes what it overrides."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -29,21 +26,7 @@ class PollingGrid(Grid):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.grid, name)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return the replies that came before ``timeout``."""
-        missing = {name for name in self.grid.push_messages(list(messages)) if name}  # nothing: it was not accepted
-        del messages  # they hold the model, and the wait may be long
-        replies: list[Message] = []
-        begin = time.monotonic()
-        end = float("inf") if timeout is None else begin + timeout
-        while missing and (now := time.monotonic()) < end:
-            replies += (came := list(self.grid.pull_messages(missing)))
-            missing -= {reply.metadata.reply_to_message_id for reply in came}
-            if missing:
-                time.sleep(min(pause(now - begin), max(end - time.monotonic(), 0.0)))
-        return replies
-
-    # What the base class declares would hide the grid's own.
+    # What Flower's class declares would hide the grid's own.
 
     def set_run(self, run: Any) -> None:
         """Set the run."""
@@ -75,6 +58,28 @@ class PollingGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies."""
         return self.grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the replies that came before ``timeout``."""
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+class PollingGrid(GridWrapper):
+    """Flower's grid of a deployment with shorter waits: a round is noticed as complete within 5 % of what it took."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the replies that came before ``timeout``."""
+        missing = {name for name in self.grid.push_messages(list(messages)) if name}  # nothing: it was not accepted
+        del messages  # they hold the model, and the wait may be long
+        replies: list[Message] = []
+        begin = time.monotonic()
+        end = float("inf") if timeout is None else begin + timeout
+        while missing and (now := time.monotonic()) < end:
+            replies += (came := list(self.grid.pull_messages(missing)))
+            missing -= {reply.metadata.reply_to_message_id for reply in came}
+            if missing:
+                time.sleep(min(pause(now - begin), max(end - time.monotonic(), 0.0)))
+        return replies
 
 
 def pause(waited: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +24,9 @@ from flwr.serverapp import Grid
 from feddpc._version import __version__
 from feddpc.errors import BadInputError
 from feddpc.flower import versions
-from feddpc.flower.exposition import Counts, render
+from feddpc.flower.exposition import Counts, render, render_info
+from feddpc.flower.polling import GridWrapper
+from feddpc.flower.run_log import REFUSALS
 from feddpc.runs.record import is_run, line
 from feddpc.storage import replace_text, without_sync
 from feddpc.tasks.metrics import CLASSIFICATION
@@ -38,8 +41,8 @@ LOOPBACK = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Seconds until a port in use is tried again, and that a scraper may take to send its request.
 RETRY, REQUEST_TIMEOUT = 10.0, 10.0
-#: Files of a run folder: records, refused replies, and how many bytes came and went.
-ROUNDS, REFUSALS, TRAFFIC = "rounds.jsonl", "refused.jsonl", "traffic.json"
+#: Files of a run folder: records, and how many bytes came and went.
+ROUNDS, TRAFFIC = "rounds.jsonl", "traffic.json"
 
 
 def address_of(value: str | int | None) -> tuple[str, int] | None:
@@ -98,14 +101,15 @@ class Exporter:
         """Return what a scraper gets."""
         strategy = self.strategy
         with self._lock:
-            if self.began:
-                self._update()
             info = {
                 "release": __version__,
                 "protocols": f"{versions.OLDEST}-{versions.NEWEST}",
                 "flwr": metadata.version("flwr"),
                 "method": strategy.method.name,
             }
+            if not self.began:  # zeros would look like a restart of the counters
+                return render_info(info)
+            self._update()
             planned = strategy.last_round or None
             primary = (strategy.run_log.metrics or CLASSIFICATION)[0]
             return render(self.counts, info, planned, primary.key(), self.traffic)
@@ -144,9 +148,10 @@ class Exporter:
         """Count what has been recorded since the last time."""
         records, refusals = self._folder_file(ROUNDS), self._folder_file(REFUSALS)
         if records is None or refusals is None:
-            for record in self._new(ROUNDS, self.strategy.run_log.records):
+            run_log = self.strategy.run_log
+            for record in self._new(ROUNDS, run_log.records[: run_log.ended]):
                 self.counts.add_record(json.loads(line(record)))
-            for refusal in self._new(REFUSALS, self.strategy.run_log.refusals):
+            for refusal in self._new(REFUSALS, run_log.refusals):
                 self.counts.add_refusal(refusal.reason)
             return
         for entry in self._new_lines(ROUNDS, records):
@@ -177,7 +182,7 @@ class Exporter:
         warned = False
         while not self._ended.is_set():
             try:
-                self.server = _Server(self.address, _handler(self))
+                self.server = server_class(self.address[0])(self.address, _handler(self))
                 break
             except OSError as error:
                 if not warned:
@@ -201,6 +206,15 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing about scrapers that hang up."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def server_class(host: str) -> type[ThreadingHTTPServer]:
+    """Return a server for the kind of address that ``host`` is."""
+    return _Server6 if ":" in host else _Server
 
 
 def _handler(exporter: Exporter) -> type[BaseHTTPRequestHandler]:
@@ -227,11 +241,12 @@ def _handler(exporter: Exporter) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class MeteredGrid(Grid):
+class MeteredGrid(GridWrapper):
     """A grid that counts the bytes of messages; everything else goes through to ``grid``."""
 
     def __init__(self, grid: Grid, exporter: Exporter) -> None:
-        self.grid, self.exporter = grid, exporter
+        super().__init__(grid)
+        self.exporter = exporter
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies, one by one if the grid does so."""
@@ -252,31 +267,6 @@ class MeteredGrid(Grid):
             self.exporter.moved("in", content_bytes(reply))
             yield reply
         self.exporter.keep()
-
-    def set_run(self, *args: Any, **more: Any) -> None:
-        """Pass on which run this is."""
-        self.grid.set_run(*args, **more)
-
-    @property
-    def run(self) -> Any:
-        """The run of the grid."""
-        return self.grid.run
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the connected nodes."""
-        return self.grid.get_node_ids()
-
-    def create_message(self, *args: Any, **more: Any) -> Message:
-        """Make a message."""
-        return self.grid.create_message(*args, **more)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages."""
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch replies."""
-        return self.grid.pull_messages(message_ids)
 
 
 def content_bytes(message: Message) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,9 +17,21 @@ from feddpc.errors import BadInputError, unknown
 from feddpc.methods.base import State
 
 #: After how many refused replies in a row a node is not asked, and for how many rounds, unless asked otherwise.
-USUAL: dict[str, int] = {"after": 3, "rounds": 10}
+USUAL: Mapping[str, int] = MappingProxyType({"after": 3, "rounds": 10})
 #: Under which names a checkpoint has the state.
 NODES, FAILURES, UNTIL = "quarantine/nodes", "quarantine/failures", "quarantine/until"
+
+
+def usual_quarantine(table: Mapping[str, Any] | bool | None, *, private: bool) -> Mapping[str, Any] | bool | None:
+    """Return the quarantine of a strategy: under differential privacy none, and one that was asked for is refused."""
+    if not private or not table:
+        return table
+    if table is not USUAL:
+        raise BadInputError(
+            f"quarantine = {table!r} cannot be run with privacy: which nodes are asked would depend on their replies, "
+            "and the budget is counted for independent coins: leave it out"
+        )
+    return None
 
 
 @dataclass
@@ -50,7 +63,7 @@ class Quarantine:
             table = USUAL
         if not isinstance(table, Mapping):
             raise BadInputError(
-                f"quarantine = {table!r}: must be a table such as {USUAL}, or None for no quarantine at all"
+                f"quarantine = {table!r}: must be a table such as {dict(USUAL)}, or None for no quarantine at all"
             )
         for name in table:
             if name not in USUAL:

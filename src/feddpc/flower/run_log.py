@@ -118,6 +118,7 @@ class RunLog:
         self.refusals: list[Refusal] = []  #: every reply that did not count, with its node and the reason
         self.pending: list[Refusal] = []  #: those of evaluations and before round 1, for the next record
         self.best: BestModel | None = None  #: the model of the best round, if that one is kept
+        self.ended = 0  #: how many of them have ended, evaluations included
         self.lost = 0  #: rounds that are run again although their private models had left the server
         self.clients_measured: Mapping[str, Any] = {}  #: what clients measured after the present round
         self.state: RunState | None = None  #: where the run stands
@@ -140,7 +141,7 @@ class RunLog:
 
         ``about`` says what makes this experiment: with other values, a run that is there is refused.
         """
-        self.past, self.records, self.refusals, self.state = [], [], [], state
+        self.past, self.records, self.refusals, self.state, self.ended = [], [], [], state, 0
         if self.folder is None:
             return
         if self.continues:
@@ -165,7 +166,7 @@ class RunLog:
             self._run.begin(config)
         self._refused = self._run.lines(REFUSALS)
         releases = read_json(self.folder / f"{RELEASES}.json")
-        self.lost = int(releases.get("lost", 0)) + (int(releases.get("last", 0)) > state.round)
+        self.lost = int(releases.get("lost", 0)) + max(0, int(releases.get("last", 0)) - state.round)
         if self.lost:
             self.release(state.round)
 
@@ -196,6 +197,7 @@ class RunLog:
         record = self.records[-1] = dataclasses.replace(record, metrics=named_values | own, federation=facts)
         if self.best is not None:
             self.best.see(json.loads(line(record)), record.diverged)
+        self.ended = len(self.records)
         self._save(record, refused)
 
     def release(self, t: int) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feddpc.checks import check_int, check_positive
 from feddpc.errors import FeddpcError
-from feddpc.flower.messages import REFUSED, REPLY, RefusedError, only_record
+from feddpc.flower.messages import REFUSED, REPLY, RefusedError, TooManyClientsError, only_record
 from feddpc.methods._algebra import square
 from feddpc.methods.base import State
 
@@ -28,6 +28,8 @@ SHORT = 500
 ROOM = 2.0**20
 #: The largest weight of a reply, with which sums over clients stay finite.
 LARGEST_WEIGHT = torch.finfo(torch.float64).max / ROOM
+#: How many metrics a reply may have, and how long their names may be.
+MOST_METRICS, LONGEST_NAME = 500, 100
 #: How many reasons of a void round, and names of nodes per reason, an error lists.
 LISTED = 20
 #: Errors that say that a node cannot be reached, which is no fault in a reply.
@@ -160,7 +162,8 @@ def screen_replies(
         except RefusedError as error:
             reason = shorten(str(error))
             reachable = not (reply.has_error() and reply.error.code in UNREACHABLE)
-            refused.append(Refusal(round, node, client, reason, faulty=reachable and node in nodes and key not in good))
+            faulty = reachable and node in nodes and key not in good and not isinstance(error, TooManyClientsError)
+            refused.append(Refusal(round, node, client, reason, faulty=faulty))
             log(WARNING, "round %d: the reply of node %d (client %s) does not count: %s", round, node, client, reason)
     return dict(sorted(good.items())), refused
 
@@ -205,12 +208,14 @@ def shorten(text: str) -> str:
 def averageable(contents: list[RecordDict], weighted_by: str) -> list[RecordDict]:
     """Return the replies whose metrics can be averaged: finite, with the most common names and lengths, and a weight.
 
+    Names must be printable and not long, because records, tables and the metrics endpoint show them.
+
     A reply with other metrics is left out of their mean; its update counts.
     """
     metrics = [only_record(content, MetricRecord) for content in contents]
     kinds = [
         tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in m.items()))
-        if _finite(m) and _is_weight(m.get(weighted_by))
+        if _finite(m) and _is_weight(m.get(weighted_by)) and _named(m)
         else None
         for m in metrics
     ]
@@ -220,6 +225,10 @@ def averageable(contents: list[RecordDict], weighted_by: str) -> list[RecordDict
 
 def _finite(metrics: MetricRecord) -> bool:
     return all(math.isfinite(x) for v in metrics.values() for x in (v if isinstance(v, list) else [v]))
+
+
+def _named(metrics: MetricRecord) -> bool:
+    return len(metrics) <= MOST_METRICS and all(len(name) <= LONGEST_NAME and name.isprintable() for name in metrics)
 
 
 def _is_weight(value: object) -> bool:

@@ -8,8 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -27,7 +26,7 @@ from feddpc.experiment import Experiment
 from feddpc.flower.assets import Reserve, ServerAssets
 from feddpc.flower.client_app_strategy import ClientAppStrategy
 from feddpc.flower.prometheus import address_of
-from feddpc.flower.quarantine import USUAL
+from feddpc.flower.quarantine import USUAL, usual_quarantine
 from feddpc.flower.screening import Bounds
 from feddpc.method_changes import check_method
 from feddpc.methods.base import Method
@@ -66,7 +65,7 @@ def strategy(
     fraction_evaluate: float = 0.0,
     folder: str | Path | None = None,
     check_initial_arrays: bool = True,
-    quarantine: Mapping[str, int] | Literal[False] | None = MappingProxyType(USUAL),
+    quarantine: Mapping[str, int] | bool | None = USUAL,
     wait: float = WAIT,
     reproducible: bool = False,
     prometheus: str | int | None = None,
@@ -155,7 +154,7 @@ def strategy(
         max_void_rounds=max_void_rounds,
         folder=folder,
         check_initial_arrays=check_initial_arrays,
-        quarantine=None if settings.privacy else quarantine,  # whether a node is asked may depend on the others
+        quarantine=usual_quarantine(quarantine, private=bool(settings.privacy)),
         min_available_nodes=settings.clients if min_available_nodes is None else min_available_nodes,
         fraction_evaluate=fraction_evaluate,
         min_evaluate_nodes=1,

@@ -28,7 +28,9 @@ def normalized(norm: nn.GroupNorm, x: Tensor, residual: Tensor | None = None, *,
     >>> torch.equal(normalized(norm, x, x, relu=True), (x + norm(x)).relu())
     True
     """
-    if fits(x) and not (norm._forward_hooks or norm._forward_pre_hooks):
+    plain = not (norm._forward_hooks or norm._forward_pre_hooks)
+    alike = x.ndim > 1 and x.shape[1] == norm.num_channels and (residual is None or residual.shape == x.shape)
+    if fits(x) and plain and alike:
         added = None if residual is None else residual.to(x.dtype)[None]
         learned: tuple[Tensor | None, ...] = (norm.weight, norm.bias)
         affine = (None if p is None else p[None] for p in learned)

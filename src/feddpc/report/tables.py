@@ -99,13 +99,17 @@ def collect(folder: Path, damage: list[str] | None = None) -> list[StoredRun]:
 
 def _sound(run: StoredRun, damage: list[str]) -> StoredRun:
     """Return a run without the records from the first one on that lacks what every record has."""
-    for i, record in enumerate(run.records):
-        known = [record.get(key, "") for key in (run.primary.key(), "seconds")]
+    key = run.primary.key()
+    # Rounds of a federation that came before its first evaluation do not know what is measured.
+    records = [{key: None, **record} if "nodes" in record else record for record in run.records]
+    run = dataclasses.replace(run, records=records)
+    for i, record in enumerate(records):
+        known = [record.get(name, "") for name in (key, "seconds")]
         if not all(v is None or isinstance(v, int | float) for v in known) or known[1] is None:
             where = f"{run.folder / 'rounds.jsonl'}, line {i + 1}"
             missing = f"{run.primary.words} or seconds are missing"
             damage.append(f"{where}: {missing}; the rounds from there on are left out")
-            return dataclasses.replace(run, records=run.records[:i])
+            return dataclasses.replace(run, records=records[:i])
     return run
 
 
