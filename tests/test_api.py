@@ -121,6 +121,7 @@ NORMALIZED = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.
     [
         ({"model": NORMALIZED, "buffers": "refuse"}, "feddpc.models.to_groupnorm"),
         ({"model": nn.Linear(7, 3)}, "the model cannot take a sample of shape 1x6x6"),
+        ({"data": ([[[1] * 6] * 6] * 90, [0, 1] * 45, [[[1] * 6] * 6] * 4, [0, 1] * 2)}, "type int64.*uint8.*float32"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(36, 2))}, r"must give \[samples, 3\] scores"),
         ({"cohort": 9}, "cohort = 9"),
         ({"lr": 0.3, "client_lr": 0.2}, "lr = 0.3 and client_lr = 0.2"),

@@ -39,8 +39,8 @@ class FolderInUseError(RunFolderError):
     """A run folder that another process holds."""
 
 
-def unknown(kind: str, value: str, choices: Iterable[str]) -> BadInputError:
-    """Build the error for an unknown name, with the nearest valid names first.
+def unknown(kind: str, value: str, choices: Iterable[str], more: str = "") -> BadInputError:
+    """Build the error for an unknown name, with the nearest valid names first and ``more`` at its end.
 
     >>> str(unknown("method", "fedpdc", ["fedavg", "feddpc", "fedprox"]))
     "unknown method 'fedpdc': did you mean 'feddpc' or 'fedprox'? Valid: fedavg, feddpc, fedprox"
@@ -50,7 +50,7 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> BadInputError:
     if SYNONYMS.get(value.lower()) in names:
         near = [SYNONYMS[value.lower()]]
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-    return BadInputError(f"unknown {kind} {value!r}: {hint}Valid: {', '.join(names)}")
+    return BadInputError(f"unknown {kind} {value!r}: {hint}Valid: {', '.join(names)}{more}")
 
 
 def wrong_type(name: str, value: object, wanted: str) -> BadInputError:

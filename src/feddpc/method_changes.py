@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from feddpc import models
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
-from feddpc.errors import BadInputError
+from feddpc.errors import BadInputError, wrong_type
 from feddpc.experiment import Experiment
 from feddpc.methods.base import DATA_HOOKS, Method, State, overrides
 from feddpc.methods.federated_data import FederatedData, Ids
@@ -20,6 +21,16 @@ from feddpc.methods.fedopt import FedOpt
 from feddpc.methods.local_steps import check_local_steps
 from feddpc.policies import client_optimizer
 from feddpc.privacy.mechanism import check as check_privacy
+
+
+def make_method(method: Any) -> Method:
+    """Return a method that was given as an object or as a class; one without a name gets that of its class."""
+    instance = method() if isinstance(method, type) and issubclass(method, Method) else method
+    if not isinstance(instance, Method):
+        raise wrong_type("method", method, "a Method, its class or its name")
+    if not instance.name:
+        type(instance).name = type(instance).__name__.lower()
+    return instance
 
 
 def check_method(method: Method, config: Config, target: str, data: str) -> None:

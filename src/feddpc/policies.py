@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from feddpc.config import Config
+from feddpc.errors import BadInputError
 from feddpc.optimizers import (
     CLIENT_OPTIMIZERS,
     SERVER_OPTIMIZERS,
@@ -21,6 +22,9 @@ from feddpc.robust import defense, faults, rules
 from feddpc.robust.defense import Defense
 from feddpc.robust.faults import Faults
 from feddpc.schedules import complete_schedule, make_schedule
+
+#: Ways to sample that never invite more clients than the cohort.
+FIXED_SIZE = ("uniform", "cyclic", "markov", "weighted")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Policies:
         )
 
 
+def largest_cohort(config: Config) -> int:
+    """Return how many clients a round invites at most."""
+    return config.cohort if config.participation in FIXED_SIZE else config.clients
+
+
 def client_optimizer(config: Config) -> ClientOptimizer:
     """Return how clients make local steps."""
     return make_client_optimizer(config.client_optimizer, config.client_optimizer_options, config.clip_norm)
@@ -66,6 +75,12 @@ def resolve_policies(config: Config, usual_server_lr: float | None = None) -> Co
     factor = make_schedule(config.lr_schedule, config.lr_schedule_options, config.rounds)
     for t in range(1, config.rounds + 1) if config.lr_schedule != "constant" else ():
         factor(t)
+    select, most = config.rule_options.get("select", 0), largest_cohort(config)
+    if isinstance(select, int) and select > most:
+        raise BadInputError(
+            f"rule_options.select = {select}: at most {most} clients answer in a round, so {config.rule} would select "
+            "nothing: lower it"
+        )
     adaptive, server_lr = server_optimizer(config), config.server_lr
     if server_lr is None:
         usual = None if adaptive is None else adaptive.server_lr

@@ -110,7 +110,7 @@ def test_weights_by_samples_are_refused_with_a_rule():
 @ALL
 def test_a_rule_that_changes_nothing_gives_the_method_itself(method):
     """Clipping far away and taking all rows are the mean, for every method: rows and combine are the server rule."""
-    for rule, options in (("centered_clipping", {"radius": 1e9}), ("multi_krum", {"select": 10**6})):
+    for rule, options in (("centered_clipping", {"radius": 1e9}), ("multi_krum", {"select": 4})):  # the cohort
         plain, _ = run_rounds(setting_for(method), method, Loop(), 3)
         guarded, records = run_rounds(setting_for(method, rule=rule, rule_options=options), method, Loop(), 3)
         torch.testing.assert_close(guarded.w, plain.w, rtol=0, atol=1e-10)

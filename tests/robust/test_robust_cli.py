@@ -58,7 +58,9 @@ def test_without_them_config_and_records_are_as_ever(feddpc, tmp_path):
     [
         (["--set", "faults.sign=0.2"], "unknown fault 'sign'"),
         (["--set", "faults.zero=2"], "must be a probability"),
+        (["--set", "faults.spreed=2"], "options of faults: often, scale, spread, tilt"),
         (["--set", "rule=krun"], "did you mean 'krum'"),
+        (["--set", "rule=multi_krum", "--set", "rule.select=11"], "rule_options.select = 11: at most 10 clients"),
         (["--set", "rule.share=0.2"], "rule 'mean' has no options"),
         (["--set", "screen.norm=0"], "above 0"),
         (["--faults", "no-such-file.toml"], "there is no file"),

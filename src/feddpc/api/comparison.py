@@ -14,12 +14,14 @@ from torch import nn
 
 from feddpc import methods as registered
 from feddpc.api.results import Comparison, result_of
-from feddpc.api.user_objects import UserObjects, make_method, one_rate, refuse_none
+from feddpc.api.user_objects import UserObjects, refuse_none
 from feddpc.callbacks import Callback, check_callbacks
 from feddpc.checks import check_int
+from feddpc.config import one_rate
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError, unknown, wrong_type
+from feddpc.method_changes import make_method
 from feddpc.methods.base import Method
 from feddpc.report.display import make_display
 from feddpc.report.groups import differing, show

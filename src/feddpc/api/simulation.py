@@ -13,10 +13,10 @@ from torch import nn
 
 from feddpc import methods
 from feddpc.api.results import Rerun, Result, result_of
-from feddpc.api.user_objects import UserObjects, one_rate, refuse_none
+from feddpc.api.user_objects import UserObjects, refuse_none
 from feddpc.build import build
 from feddpc.callbacks import Callback, check_callbacks
-from feddpc.config import Config, code_in
+from feddpc.config import Config, code_in, one_rate
 from feddpc.data import Dataset
 from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError

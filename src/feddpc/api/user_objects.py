@@ -19,6 +19,7 @@ from feddpc.data.partition import Partition
 from feddpc.data.readers import from_torch
 from feddpc.data.tables import from_hugging_face
 from feddpc.errors import BadInputError, wrong_type
+from feddpc.method_changes import make_method
 from feddpc.methods.base import Method
 from feddpc.report.display import make_reading
 from feddpc.task_parts import TaskParts, targets_of
@@ -72,15 +73,6 @@ def refuse_none(**things: Any) -> None:
     for name, value in things.items():
         if value is None:
             raise BadInputError(f"{name} is None: leave it out to have the default")
-
-
-def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
-    """Return ``values`` with the local learning rate, which has two names: ``lr`` and ``client_lr``."""
-    if client_lr is None:
-        return values
-    if "lr" in values:
-        raise BadInputError(f"lr = {values['lr']} and client_lr = {client_lr} are the same setting: give one of them")
-    return {**values, "lr": client_lr}
 
 
 def _refuse_unused_ids(partition: Any) -> None:
@@ -139,16 +131,6 @@ def _module(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise wrong_type("model", model, "a torch.nn.Module or a name")
     return copy.deepcopy(model)
-
-
-def make_method(method: Any) -> Method:
-    """Return a method that was given as an object or as a class; one without a name gets that of its class."""
-    instance = method() if isinstance(method, type) and issubclass(method, Method) else method
-    if not isinstance(instance, Method):
-        raise wrong_type("method", method, "a Method, its class or its name")
-    if not instance.name:
-        type(instance).name = type(instance).__name__.lower()
-    return instance
 
 
 def _partition(partition: Any) -> Partition:

@@ -29,7 +29,7 @@ def check(
 
     check_flwr()
     if (ca is None) != (address is None) or (key is not None and address is None):
-        raise BadInputError("HOST:PORT and --ca belong together, and --key needs both")
+        raise BadInputError("give HOST:PORT and --ca together; --key needs both of them")
     if superlink is not None and keys is None:
         raise BadInputError("--superlink needs --keys, the folder whose keys it is asked about")
     found = findings.check_versions(peer)

@@ -152,7 +152,7 @@ AtOnce = Annotated[
     int | None,
     flag(
         EXECUTION,
-        "Runs at a time in one process, for a GPU that small models leave idle. [default: 4 of these there, else 1]",
+        "Runs at a time in one process. [default: 4 for small models, which leave a GPU idle, else 1]",
         min=1,
     ),
 ]

@@ -46,10 +46,13 @@ def sweep(
     sampler: Annotated[
         str | None, flags.flag(SEARCH, "Optuna's: tpe, gp, cmaes, qmc or random. [default: plain draws]")
     ] = None,
-    search_seed: Annotated[int | None, flags.flag(SEARCH, "Of the draws. [default: 0]", min=0)] = None,
+    search_seed: Annotated[int | None, flags.flag(SEARCH, "Seed of the random draws. [default: 0]", min=0)] = None,
     select: Annotated[
         str | None,
-        flags.flag(SEARCH, "What a sampler maximizes and what is in bold: validation or test. [default: validation]"),
+        flags.flag(
+            SEARCH,
+            "The score that samplers maximize and that tables print in bold: validation or test. [default: validation]",
+        ),
     ] = None,
     seeds: flags.Seeds = None,
     set_: flags.Set = None,

@@ -18,6 +18,7 @@ from feddpc.config.derived import code_in as code_in
 from feddpc.config.derived import default_of as default_of
 from feddpc.config.derived import keys as keys
 from feddpc.config.derived import types_of_keys as types_of_keys
+from feddpc.config.domains import one_rate as one_rate
 from feddpc.config.fields import Config as Config
 from feddpc.config.metadata import GROUPS as GROUPS
 from feddpc.config.metadata import Key as Key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feddpc.errors import BadInputError
 
@@ -34,6 +34,15 @@ def check_domains(config: Config) -> None:
     alike = config.rule == "mean" or config.weighting == "uniform"
     _require(alike, "weighting", config.weighting, f"uniform with rule = {config.rule!r}, which counts clients alike")
     _require(0 <= config.seed < 2**32, "seed", config.seed, "from 0 to 4294967295")
+
+
+def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
+    """Return ``values`` with the local learning rate, which has two names: ``lr`` and ``client_lr``."""
+    if client_lr is None:
+        return values
+    if "lr" in values:
+        raise BadInputError(f"lr = {values['lr']} and client_lr = {client_lr} are the same setting: give one of them")
+    return {**values, "lr": client_lr}
 
 
 def _require(holds: bool, name: str, value: object, domain: str) -> None:

@@ -32,6 +32,7 @@ class Config(Keyed):
         "The data set: a name (`feddpc data list`), a path (.npz, folder, archive) or FILE.py:FUNCTION.",
         "data",
         kind="data",
+        at_nodes=True,
     )
     model: str = key(
         "auto",
@@ -74,7 +75,9 @@ class Config(Keyed):
         "training",
         simulator_only=True,
     )
-    client_test: float = key(0.2, "Share of each client's samples that `evaluate_clients` holds out.", "data")
+    client_test: float = key(
+        0.2, "Share of each client's samples that `evaluate_clients` holds out.", "data", at_nodes=True
+    )
     finetune_steps: int = key(
         0,
         "With `evaluate_clients`, let each client also make so many local steps first: personalization.",
@@ -90,8 +93,11 @@ class Config(Keyed):
         shown="auto: natural where the data say who holds what, dirichlet for classes, else iid",
         kind="partition",
         choices=("dirichlet", "dirichlet-equal", "shards", "quantity", "iid", "natural"),
+        at_nodes=True,
     )
-    alpha: float = key(0.2, "Parameter of the Dirichlet partitions; small values give uneven clients.", "data")
+    alpha: float = key(
+        0.2, "Parameter of the Dirichlet partitions; small values give uneven clients.", "data", at_nodes=True
+    )
     participation: str = key(
         "uniform",
         "How the cohort of a round is sampled; poisson may sample no client, and is what privacy needs.",
@@ -227,6 +233,7 @@ class Config(Keyed):
         "execution",
         shown="auto: a GPU if there is one",
         changes_numbers=False,
+        at_nodes=True,
     )
     engine: str = key(
         "auto",
@@ -236,6 +243,7 @@ class Config(Keyed):
         choices=("auto", "loop", "threads", "stacked", "cuda"),
         changes_numbers=False,
         after_setup=True,
+        at_nodes=True,
     )
     compile: bool | Literal["auto"] = key(
         "auto",
@@ -244,6 +252,7 @@ class Config(Keyed):
         choices=("auto", "true", "false"),
         changes_numbers=False,
         after_setup=True,
+        at_nodes=True,
     )
     data_memory: Literal["auto", "device", "host"] = key(
         "auto",
@@ -263,6 +272,7 @@ class Config(Keyed):
         changes_numbers=False,
         may_change=True,
         after_setup=True,
+        at_nodes=True,
     )
     threads: int | Literal["auto"] | None = key(
         None,
@@ -270,6 +280,7 @@ class Config(Keyed):
         "execution",
         shown="auto on the command line, torch's own number in Python",
         changes_numbers=False,
+        at_nodes=True,
     )
     hyper: Options = field(
         default_factory=dict,
@@ -278,14 +289,16 @@ class Config(Keyed):
         ),
     )
     model_options: Options = field(
-        default_factory=dict, metadata=about("Options of the network.", "method", options_of="model")
+        default_factory=dict, metadata=about("Options of the network.", "method", options_of="model", at_nodes=True)
     )
     data_options: Options = field(
         default_factory=dict,
-        metadata=about("Options of a table or a function: target=price, client=user.", "data", options_of="data"),
+        metadata=about(
+            "Options of a table or a function: target=price, client=user.", "data", options_of="data", at_nodes=True
+        ),
     )
     partition_options: Options = field(
-        default_factory=dict, metadata=about("Options of the partition.", "data", options_of="partition")
+        default_factory=dict, metadata=about("Options of the partition.", "data", options_of="partition", at_nodes=True)
     )
     participation_options: Options = field(
         default_factory=dict, metadata=about("Options of the sampler.", "federation", options_of="participation")

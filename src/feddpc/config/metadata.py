@@ -33,6 +33,9 @@ class Key:
     tuned: bool = False  #: belongs to what is tuned, as hyper-parameters do; other keys belong to the problem
     per_run: bool = False  #: differs between the runs of one study, which has ``methods`` and ``seeds``
     simulator_only: bool = False  #: a federation over Flower has no such thing, and refuses other values than usual
+    at_nodes: bool = (
+        False  #: in a federation over Flower, nodes decide it with their data and apps: no strategy reads it
+    )
     options_of: str | None = None  #: a table with the options of this key; ``--set`` reaches it by this name
 
 

@@ -1,1 +1,1 @@
-"""Who takes part, and the machines that run the rounds."""
+"""Engines: how the clients of a round are trained."""

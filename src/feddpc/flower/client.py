@@ -45,8 +45,8 @@ from feddpc.task_parts import TaskParts, load_code
 #: ``data(client, clients)`` returns the samples and labels of one client, and its test samples and labels if any.
 Data = Callable[[int, int], tuple[Any, ...]]
 Model = nn.Module | Callable[[], nn.Module]
-#: How many nodes' data and networks a process keeps between messages; in a simulation one process runs many nodes.
-KEPT = 16
+#: Bytes of nodes' data and networks that a process keeps between messages; in a simulation one process runs many nodes.
+KEPT = 2**30
 #: Errors that tensors of a wrong shape, type or size cause in a method's hooks or in torch.
 DOES_NOT_FIT = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 #: Names of records in a node's ``Context.state``.
@@ -160,7 +160,7 @@ class _NodePool:
         method = spec.build(self.method)
         node = build_node(spec, method, client, samples, module, unpack(given), self.own, self.device)
         self.nodes[key] = made_for, node
-        while len(self.nodes) > KEPT:
+        while len(self.nodes) > 1 and sum(kept.size for _, kept in self.nodes.values()) > KEPT:
             self.nodes.popitem(last=False)
         return node
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from feddpc.config import Config
 from feddpc.errors import BadInputError
-
-#: Participation schemes that never invite more clients than the cohort.
-FIXED_SIZE = ("uniform", "cyclic", "markov", "weighted")
+from feddpc.policies import largest_cohort
 
 
 def check_quorum(config: Config, min_replies: int, least: int) -> None:
     """Refuse a quorum of ``least`` clients that no round can reach."""
     cohort = config.cohort
-    most = cohort if config.participation in FIXED_SIZE else config.clients
+    most = largest_cohort(config)
     if least > most:
         raise BadInputError(
             f"min_replies = {min_replies} with cohort = {cohort}: {least} clients must answer, and at most {most} are "

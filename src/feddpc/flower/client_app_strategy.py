@@ -35,8 +35,8 @@ from feddpc.flower.messages import (
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.received import Received
 from feddpc.flower.screening import Refusal, check_number
+from feddpc.flower.simulated_faults import replace_uploads, tamper
 from feddpc.flower.templates import upload_template
-from feddpc.flower.testing import replace_uploads, tamper
 from feddpc.methods.base import Cohort, State, overrides
 from feddpc.methods.federated_data import FederatedData
 from feddpc.policies import Policies

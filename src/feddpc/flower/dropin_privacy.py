@@ -20,7 +20,7 @@ class DropInPrivacy:
     """What a drop-in strategy promises, and the mechanism that keeps it once the number of rounds is known.
 
     Every connected node takes part in a round by a coin of its own, with probability ``fraction``; the sum is divided
-    by the expected number of participants of a population of ``clients``, whoever came.
+    by the expected number of participants of a population of ``clients``, however many nodes take part.
     """
 
     def __init__(self, table: Mapping[str, Any], *, clients: int | None, fraction: float) -> None:

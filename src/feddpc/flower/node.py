@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +52,13 @@ class Node:
     def samples(self) -> int:
         """How many samples it trains on."""
         return len(self.planner.partition[self.client])
+
+    @functools.cached_property
+    def size(self) -> int:
+        """How many bytes its samples and network take."""
+        data, module = self.world.data, self.task.module
+        samples = sum(array.nbytes for array in (data.x_train, data.y_train, data.x_test, data.y_test))
+        return samples + sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def local_data(spec: ExperimentSpec, client: int, data: Dataset, given: Mapping[str, Tensor]) -> FederatedData:

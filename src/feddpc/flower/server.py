@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from feddpc import methods
-from feddpc.config import EXECUTION_KEYS, MAY_CHANGE, OPTION_TABLES, Config, keys
+from feddpc.checks import check_int, check_positive
+from feddpc.config import EXECUTION_KEYS, MAY_CHANGE, OPTION_TABLES, Config, keys, one_rate
 from feddpc.data import Dataset
 from feddpc.data.array_checks import Target
 from feddpc.data.scaling import Scaler
@@ -28,7 +29,7 @@ from feddpc.flower.client_app_strategy import ClientAppStrategy
 from feddpc.flower.prometheus import address_of
 from feddpc.flower.quarantine import USUAL, usual_quarantine
 from feddpc.flower.screening import Bounds
-from feddpc.method_changes import check_method
+from feddpc.method_changes import check_method, make_method
 from feddpc.methods.base import Method
 from feddpc.policies import resolve_policies
 from feddpc.resolve import resolve_task
@@ -47,7 +48,7 @@ WAIT = 600.0
 
 
 def strategy(
-    method: Method | str = "feddpc",
+    method: Method | type[Method] | str = "feddpc",
     *,
     model: nn.Module,
     test: tuple[Any, Any] | None = None,
@@ -75,7 +76,7 @@ def strategy(
     """Return a Flower strategy for any method, for nodes that run :func:`feddpc.flower.client_app`.
 
     Args:
-        method: a method, or its name (hyper-parameters then through ``hyper={...}``).
+        method: a method, its class, or its name (hyper-parameters then through ``hyper={...}``).
         model: the network; its weights are the first model.
         test: samples and targets on which the server evaluates the model.
         classes: how many classes there are (of numbers, how many per sample; of labels, how many; of tokens, the
@@ -112,17 +113,23 @@ def strategy(
                 "the samples themselves, or leave it out"
             )
     address_of(prometheus)
-    if "client_lr" in config:
-        config["lr"] = config.pop("client_lr")
+    check_positive("wait", wait)
+    if min_available_nodes is not None:
+        check_int("min_available_nodes", min_available_nodes, 1)
+    config = one_rate(config, config.pop("client_lr", None))
     if isinstance(method, str):
         method = methods.create(method, **config.get("hyper", {}))
+    else:
+        method = make_method(method)
+        if config.get("hyper", method.hyper()) != method.hyper():
+            raise BadInputError("hyper is for a method given by name: set the hyper-parameters of the method you pass")
     if "screen" not in config and kind.sees_uploads and not config.get("privacy"):
         config["screen"] = dict(FEDERATION)
     config["screen"] = config.get("screen") or {}
     load_code(config)
     own, words = TaskParts.take(config)
     settings = Config.read({**config, **words, "method": method.name, "hyper": method.hyper()})
-    _refuse_simulator_only(settings)
+    _refuse_unread(settings, config)
     if settings.privacy and min_replies > 1:
         raise BadInputError(
             f"min_replies = {min_replies} cannot be run with privacy: one client more or less would decide whether all "
@@ -163,12 +170,17 @@ def strategy(
     return made
 
 
-def _refuse_simulator_only(settings: Config) -> None:
-    """Raise if a setting asks for something that only the simulator has: in a federation it would do nothing."""
+def _refuse_unread(settings: Config, given: Mapping[str, Any]) -> None:
+    """Raise if a setting would do nothing: only the simulator has it, or nodes decide it."""
+    usual = Config()
     for name, facts in keys().items():
         value = getattr(settings, name)
-        if facts.simulator_only and value != getattr(Config(), name):
+        if facts.simulator_only and value != getattr(usual, name):
             raise BadInputError(f"{name} = {value!r} works in the simulator only, not in a federation: leave it out")
+        if facts.at_nodes and name in given and value != getattr(usual, name):
+            raise BadInputError(
+                f"{name} = {value!r}: nodes have data, networks and machines of their own: leave it out"
+            )
 
 
 def server_app(
@@ -200,6 +212,7 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         values: dict[str, Any] = {"method": method, "rounds": rounds, "deadline": deadline, **settings}
+        values = one_rate(values, values.pop("client_lr", None))
         named = method if isinstance(method, str) else None
         for key, value in from_run_config(context.run_config, named).items():
             values[key] = {**(values.get(key) or {}), **value} if isinstance(value, dict) else value
@@ -220,18 +233,21 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
     ``method`` is the name of the method that runs, unless the configuration names another.
 
     >>> from_run_config({"client-lr": 0.1, "hyper.lam": 0.5, "screen.norm": 5.0, "folder": "", "greeting": "hello"})
-    {'client_lr': 0.1, 'hyper': {'lam': 0.5}, 'screen': {'norm': 5.0}}
+    {'hyper': {'lam': 0.5}, 'screen': {'norm': 5.0}, 'lr': 0.1}
     >>> from_run_config({"method": "fedprox", "fedprox.mu": 0.1, "feddpc.lam": 0.5})
     {'method': 'fedprox', 'hyper': {'mu': 0.1}}
     >>> from_run_config({"quarantine.after": 5, "screen": False})
     {'quarantine': {'after': 5}, 'screen': False}
     """
+    at_nodes = {name for name, facts in keys().items() if facts.at_nodes}  # the app's own, if it has such keys
     tables = {"hyper": "hyper", "quarantine": "quarantine", **OPTION_TABLES}
+    tables = {name: table for name, table in tables.items() if table not in at_nodes}
     if method := values.get("method", method):
         tables[method] = "hyper"
     hints = get_type_hints(strategy)
     objects = {name for name, hint in hints.items() if not {bool, int, float, str} & {hint, *get_args(hint)}}
     known = {"client_lr", "deadline", *hints, *keys()} - (objects - {"reserve", "validation"}) - set(tables.values())
+    known -= at_nodes
     settings: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
@@ -242,7 +258,7 @@ def from_run_config(values: Any, method: str | None = None) -> dict[str, Any]:
             settings[name] = False
         elif name in known and (name, value) != ("folder", ""):
             settings[name] = value
-    return settings
+    return one_rate(settings, settings.pop("client_lr", None))
 
 
 @dataclass(frozen=True)
@@ -269,7 +285,8 @@ class AppArguments:
         experiment = self.experiment
         data, config = experiment.data, experiment.config
         # A network that measures statistics is refused anyway.
-        skip = ("method", "hyper", "buffers", *EXECUTION_KEYS, *MAY_CHANGE)
+        at_nodes = (name for name, facts in keys().items() if facts.at_nodes)
+        skip = ("method", "hyper", "buffers", *at_nodes, *EXECUTION_KEYS, *MAY_CHANGE)
         return {
             **{k: v for k, v in config.asdict().items() if k not in skip},
             "model": self.model(),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, RecordDict, UserConfigValue
 from flwr.app.message.message import make_message
 from flwr.clientapp import ClientApp
@@ -21,10 +20,11 @@ from torch import Tensor
 
 from feddpc.errors import BadInputError
 from feddpc.flower.layout import Layout, find_buffers
-from feddpc.flower.messages import RefusedError, arrays_of, only_record, pack
+from feddpc.flower.messages import arrays_of, only_record
+from feddpc.flower.polling import GridWrapper
+from feddpc.flower.simulated_faults import tamper
 from feddpc.methods.base import State
 from feddpc.robust import faults
-from feddpc.robust.faults import Faults
 
 SERVER = 1  #: the node id of a server in Flower
 CRASHED = 2  #: Flower's code for an exception in a client app
@@ -159,51 +159,7 @@ def _through_bytes(message: Message) -> Message:
     return message_from_proto(ProtoMessage.FromString(message_to_proto(message).SerializeToString()))
 
 
-#: Read an upload from a reply, and replace it there.
-Read = Callable[[RecordDict], State]
-Replace = Callable[[RecordDict, State], None]
-
-
-def tamper(
-    injected: Faults,
-    t: int,
-    replies: Iterable[Message],
-    clients: Mapping[int, int],
-    memory: State,
-    read: Read,
-    replace: Replace,
-) -> tuple[State, dict[str, list[int]]]:
-    """Change the replies of clients that misbehave in round ``t``; one that cannot be read stays unchanged.
-
-    Return what attackers remember now, and the faults with the clients that had them.
-    """
-    sent: dict[int, tuple[RecordDict, State]] = {}
-    for reply in replies:
-        client = clients.get(reply.metadata.src_node_id)
-        if client is None or client in sent or not reply.has_content():
-            continue
-        try:
-            sent[client] = reply.content, read(reply.content)
-        except RefusedError:
-            continue
-    if not sent:
-        return memory, {}
-    ids = np.array(sorted(sent), dtype=np.int64)
-    honest = [sent[client][1] for client in ids.tolist()]
-    up = {key: torch.stack([state[key] for state in honest]) for key in honest[0]}
-    new, memory, who = injected.tamper(t, ids, up, memory)
-    for row, client in enumerate(ids.tolist()):
-        if any(client in members for members in who.values()):
-            replace(sent[client][0], {key: stack[row] for key, stack in new.items()})
-    return memory, who
-
-
-def replace_uploads(content: RecordDict, state: State) -> None:
-    """Replace the upload in a reply of :func:`feddpc.flower.client_app`."""
-    content["up"] = pack(state)
-
-
-class FaultyGrid(Grid):
+class FaultyGrid(GridWrapper):
     """A grid on which a share of the nodes misbehaves, for any strategy whose clients return weights, Flower's own too.
 
     Replies to training messages are changed before the strategy sees them; stragglers are never asked. Everything else
@@ -220,7 +176,8 @@ class FaultyGrid(Grid):
         injected = faults.make(shares, population=nodes, seed=seed)
         if injected is None:
             raise BadInputError("no fault has a share: give one, such as {'sign_flip': 0.2}")
-        self.grid, self.injected = grid, injected
+        super().__init__(grid)
+        self.injected = injected
         self.who: list[dict[str, list[int]]] = []  #: per round, the clients that had each fault
         self._clients: dict[int, int] = {}
         self._memory: State = {}
@@ -267,32 +224,3 @@ class FaultyGrid(Grid):
     def _stragglers(self, t: int, nodes: list[int]) -> set[int]:
         ids = np.array([self._clients[node] for node in nodes], dtype=np.int64)
         return {node for node, late in zip(nodes, self.injected.late(t, ids), strict=True) if late}
-
-    # Everything else is passed on.
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self.grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Return a new message."""
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes' ids."""
-        return self.grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages, unchanged."""
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies, unchanged."""
-        return self.grid.pull_messages(message_ids)

@@ -133,7 +133,7 @@ def project_out_(x_d: Tensor, g_d: Tensor, g2: Tensor | None = None) -> Tensor:
 
 
 class Residuals(NamedTuple):
-    """How a stack of vectors lies to one vector ``g``: ``r_j = x_j - p_j g`` is orthogonal to it. All in float64."""
+    """The projection of every row on ``g``, and what is left: ``r_j = x_j - p_j g``, orthogonal to it. In float64."""
 
     p_m: Tensor  #: ``<x_j, g> / <g, g>``, 0 when ``g`` is zero
     x2_m: Tensor  #: ``|x_j|^2``

@@ -66,7 +66,7 @@ class ResNet18(BodyAndHead):
 
 
 class Convolution(nn.Conv2d):
-    """A convolution; where the map is so small that the kernel lies on it once, a product with what it meets there.
+    """A convolution; computed as a matrix product where the map is so small that the kernel fits in one position only.
 
     >>> import torch
     >>> x, layer = torch.ones(1, 2, 1, 1), Convolution(2, 3, 3, padding=1)

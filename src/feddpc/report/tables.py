@@ -1,4 +1,4 @@
-"""The table of a comparison: one row a configuration, mean and spread over its seeds."""
+"""The table of a comparison: one row per configuration, mean and spread over its seeds."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def collect(folder: Path, damage: list[str] | None = None) -> list[StoredRun]:
             if damage is None or path == folder:
                 raise
             damage.append(f"{error}; this run is left out")
-    if damage is not None:  # a page may be sent to others, who have no use for where it lay
+    if damage is not None:  # local paths are not shown: a page may be sent to others
         damage[:] = [said.replace(f"{folder}{os.sep}", "") for said in damage]
     if not runs:
         raise RunFolderError(

@@ -78,7 +78,7 @@ def complete(table: Mapping[str, Any]) -> dict[str, float]:
     """
     for name in table:
         if name not in (*KINDS, *DEFAULTS):
-            raise unknown("fault", str(name), (*KINDS, *DEFAULTS))
+            raise unknown("fault", str(name), KINDS, f"; options of faults: {', '.join(DEFAULTS)}")
     shares = {kind: check_probability(f"faults.{kind}", table[kind]) for kind in KINDS if kind in table}
     if math.fsum(shares.values()) > 1 + 1e-9:
         raise BadInputError(f"faults: the shares add up to {math.fsum(shares.values()):.3g}: they must stay within 1")

@@ -246,7 +246,9 @@ def _count(share: float, m: int) -> int:
 def _hostile(share: float) -> float:
     share = check_probability("rule.share", share)
     if share >= 0.5:
-        raise BadInputError(f"rule.share = {share}: must be below 0.5, no rule bears a hostile half")
+        raise BadInputError(
+            f"rule.share = {share}: must be below 0.5: no rule tolerates half of the clients being hostile"
+        )
     return share
 
 

@@ -1,1 +1,1 @@
-"""One communication round: sampling, client work, screening, the server's step, and the state it changes."""
+"""One communication round: client work, screening, the server's step, and the state it changes."""

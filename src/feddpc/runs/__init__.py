@@ -1,1 +1,1 @@
-"""Runs: configuration, what it builds, records, checkpoints, comparison."""
+"""Runs: folders, records, checkpoints, resuming, repeating, trackers."""

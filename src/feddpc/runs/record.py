@@ -66,7 +66,7 @@ class RunFolder:
         self.go_on(LogMark())
 
     def go_on(self, mark: LogMark, beside: Mapping[str, LogMark] | None = None) -> None:
-        """Go on behind ``mark`` in the records, and in files ``beside`` them; what follows will be computed again."""
+        """Truncate the records at ``mark``, and other files at theirs; later rounds are computed again."""
         for name, end in {ROUNDS: mark, **(beside or {})}.items():
             self._lines[name] = AppendLog(self.path / name, end)
 

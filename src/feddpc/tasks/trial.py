@@ -35,7 +35,14 @@ def try_out(task: NetworkTask, classes: int) -> bool:
             output = trial(pair if task.traits.mixes_samples else pair[:1])
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             shape = "x".join(str(n) for n in pair.shape[1:])
-            raise BadInputError(f"the model cannot take a sample of shape {shape}: {error}") from None
+            kind = (
+                ""
+                if pair.is_floating_point()
+                else (
+                    f" and type {str(pair.dtype).removeprefix('torch.')} (tokens; images are uint8 and tables float32)"
+                )
+            )
+            raise BadInputError(f"the model cannot take a sample of shape {shape}{kind}: {error}") from None
         moved = not torch.equal(before, generator.get_state())
     if not isinstance(output, Tensor):
         raise BadInputError(f"the model must give one tensor, but gives {type(output).__name__}")

@@ -1,1 +1,1 @@
-"""Engines that capture whole rounds in CUDA graphs."""
+"""The engine ``cuda``: whole rounds captured in CUDA graphs."""

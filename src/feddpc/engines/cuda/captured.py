@@ -1,4 +1,4 @@
-"""Whole rounds replayed from CUDA graphs: local training, server rule and evaluation, without a word from the host.
+"""Whole rounds replayed from CUDA graphs: local training, server rule and evaluation, without waiting for the host.
 
 A round is three kinds of graphs. ``start`` broadcasts and sets the clients off, ``step`` makes one local step of the
 clients that still have some, ``end`` lets the server aggregate and evaluates. They work on buffers that stay where they

@@ -1,7 +1,7 @@
 """Compiling what a graph is captured from.
 
-GroupNorm is taken apart here, because torch's own puts the channels of its result apart: every convolution behind it
-would then be surrounded by changes of the layout.
+GroupNorm is written as single operations here, because torch's own does not return channels-last: every convolution
+after it would have to convert the layout.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Training(ABC):
     def _made(self, step: Callable[..., None]) -> Callable[..., None]:
         """Return ``step``, which wants a method first, as a function of its other arguments.
 
-        What is compiled reads the method's numbers, and so serves all their values, unless it asks what they are. A
-        method of somebody else is compiled as it is: it is unknown what it does with its numbers, and when.
+        The compiled step reads hyper-parameters as tensors, so that one program serves all their values. Methods of
+        users are compiled for the values that they have.
         """
         method, task = self.session.local, self.session.task
         if not self.compiles:
