@@ -135,7 +135,7 @@ def test_an_app_without_a_key_is_named_before_anything_starts(federate, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["check", "h:1"], "HOST:PORT and --ca belong together"),
+        (["check", "h:1"], "HOST:PORT and --ca together"),
         (["check", "--key", "node-0"], "--key needs both"),
         (["check", "--superlink", "mine"], "--superlink needs --keys"),
         (["check", "--keys", "nowhere"], "nowhere/server.crt"),

@@ -203,7 +203,7 @@ def test_a_client_whose_memory_is_damaged_says_so_and_the_others_go_on(tmp_path)
 def test_a_folder_of_another_experiment_is_refused(tmp_path):
     server, client = halves()
     train(flower.strategy("feddpc", **server, folder=tmp_path / "run"), Unreliable(flower.client_app(**client)), 1)
-    other = flower.strategy("feddpc", **{**server, "client_lr": 0.5}, folder=tmp_path / "run")
+    other = flower.strategy("feddpc", **{**server, "lr": 0.5}, folder=tmp_path / "run")
     with pytest.raises(RunFolderError, match="another configuration"):
         train(other, Unreliable(flower.client_app(**client)), 2)
 
