@@ -82,7 +82,7 @@ def weighted_sum(c_m: Tensor, x_md: Tensor) -> Tensor:
     """
     if _has_kernels(x_md):
         return row_sums.mixed(x_md, c_m)
-    return add_rows(torch.zeros_like(x_md[0]), c_m, x_md)
+    return add_rows(x_md.new_zeros(x_md.shape[1:]), c_m, x_md)
 
 
 def add_rows(total_d: Tensor, c_m: Tensor, x_md: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def exact_sum(x_md: Tensor, c_m: Tensor | None = None) -> Tensor:
     """
     if c_m is None:
         return x_md.sum(0, dtype=torch.float64)
-    total = torch.zeros_like(x_md[0], dtype=torch.float64)
+    total = x_md.new_zeros(x_md.shape[1:], dtype=torch.float64)
     for c, x in zip(c_m.double(), x_md, strict=True):  # a row at a time: a float64 copy of the stack would be large
         total.addcmul_(x.double(), c)
     return total
@@ -231,12 +231,12 @@ def _sweep(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
 
 def _has_kernels(x_md: Tensor) -> bool:
     """Whether the sums can run in kernels of our own."""
-    return x_md.is_cuda and row_sums.fits(x_md)
+    return x_md.is_cuda and len(x_md) > 0 and row_sums.fits(x_md)
 
 
 def _long(x_md: Tensor) -> bool:
-    """Whether rows are so long that float32 is summed as such within a block."""
-    return x_md.device.type == "cpu" and x_md.dtype == torch.float32 and x_md.shape[1] >= LONG
+    """Whether there are rows, so long that float32 is summed as such within a block."""
+    return x_md.device.type == "cpu" and x_md.dtype == torch.float32 and x_md.shape[1] >= LONG and len(x_md) > 0
 
 
 def _columns(x_md: Tensor, size: int) -> list[slice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,6 +21,14 @@ from feddpc.methods._algebra import (
 )
 from feddpc.methods._feddpc_stream import Stream
 from feddpc.methods.base import ClientContext, Cohort, Method, State, Step
+
+#: What makes a result of one process that of all, as `Cohort.across` does.
+Across = Callable[[Tensor], Tensor]
+
+
+def alone(x: Tensor) -> Tensor:
+    """Return ``x``: there is one process."""
+    return x
 
 
 class Scales(NamedTuple):
@@ -104,15 +112,22 @@ class FedDPCForms(Method, ABC):
         delta = self.mean(ScaledResiduals(D_md, g, look, scales, None), g, weights, client_lr)
         return delta, self.diagnostics(look, scales)
 
-    def mean(self, v: ScaledResiduals | Tensor, g: Tensor, weights: Tensor, client_lr: float | Tensor) -> Tensor:
-        """Return the mean of all v_j over ``client_lr``, orthogonal to g."""
+    @property
+    def needs_only_sums(self) -> bool:  # type: ignore[override]
+        """To exclude clients, it must first be known who is left; the streaming form adds up by itself."""
+        return self.guard != "exclude" and self.form != "streaming"
+
+    def mean(
+        self, v: ScaledResiduals | Tensor, g: Tensor, weights: Tensor, client_lr: float | Tensor, across: Across = alone
+    ) -> Tensor:
+        """Return the mean of all v_j over ``client_lr``, orthogonal to g; ``across`` adds up over processes."""
         if isinstance(v, Tensor):  # rows that a robust rule, privacy or clients have made
             self.check_rule()
-            return self.clean(weighted_sum(weights / client_lr, v), g)
+            return self.clean(across(weighted_sum(weights / client_lr, v)), g)
         if self.guard == "exclude":
             weights = torch.where(v.scales.guarded_m, 0.0, weights)
             weights = safe_ratio(weights, weights.sum())
-        delta = v.mean(weights, client_lr)
+        delta = across(v.mean(weights, client_lr))
         return delta if v.look.clean else self.clean(delta, g, v.look.g2)
 
     def check_rule(self) -> None:
@@ -123,9 +138,9 @@ class FedDPCForms(Method, ABC):
         """Orthogonalize once more, in place: twice is enough."""
         return project_out_(delta, g, g2) if self.projection and self.guard != "keep" else delta
 
-    def diagnostics(self, look: Residuals, scales: Scales) -> State:
-        """Return what is reported of a round."""
-        return self.notes(scales.s_m, look.cosine_m, look.x2_m, scales.guarded_m)
+    def diagnostics(self, look: Residuals, scales: Scales, gathered: Across = alone) -> State:
+        """Return what is reported of a round; ``gathered`` brings the numbers of all processes together."""
+        return self.notes(*map(gathered, (scales.s_m, look.cosine_m, look.x2_m, scales.guarded_m)))
 
     def notes(self, s_m: Tensor, cosine_m: Tensor, x2_m: Tensor, guarded_m: Tensor) -> State:
         """Return mean scale, mean cosine and the numbers of guarded and capped clients."""

@@ -35,7 +35,9 @@ class Described:
     targets: ClassVar[tuple[str, ...]] = ()
     #: What leaves a client besides its update.
     privacy: ClassVar[str] = "Nothing but the update leaves a client."
-    #: Whether :meth:`combine` uses its rows only in weighted sums over clients, which several machines can add up.
+    #: Whether the server's half combines clients only in sums over the cohort (``mean``, ``total``, ``weighted_sum``,
+    #: ``across``), so that several processes can add up what each has of them. A subclass that overrides
+    #: :meth:`transform`, :meth:`combine`, :meth:`aggregate` or :meth:`broadcast` says it again.
     needs_only_sums: ClassVar[bool] = False
     #: Whether statistics of the network, such as BatchNorm's, stay with each client.
     keeps_statistics: ClassVar[bool] = False

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddpc.methods._algebra import safe_ratio, weighted_sum
+from feddpc.methods._algebra import safe_ratio
 from feddpc.methods.base import ClientContext, Cohort, Costs, Mask, Method, State, Step, Transformed
 from feddpc.tasks.base import Batch, BatchIndices, Task
 
@@ -145,8 +145,8 @@ class FedAMD(Method):
 
     def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """The miners' mean update; the anchors' changes are for the next round."""
-        miner = cohort.steps > 0
-        share = cohort.weights * miner
-        update = weighted_sum(safe_ratio(share, share.sum()), rows["sent"])
+        miner, miners = cohort.steps > 0, cohort.whole.steps > 0
+        share = safe_ratio(cohort.weights * miner, (cohort.whole.weights * miners).sum())
+        update = cohort.weighted_sum(share, rows["sent"])
         Vbar = server["Vbar"] + cohort.total(rows["sent"] * ~miner[:, None])
-        return Step(update, cohort.server_lr / cohort.client_lr, server={"Vbar": Vbar}, notes={"miners": miner.sum()})
+        return Step(update, cohort.server_lr / cohort.client_lr, server={"Vbar": Vbar}, notes={"miners": miners.sum()})

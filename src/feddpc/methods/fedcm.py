@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from feddpc.methods._algebra import weighted_sum
 from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
 
 
@@ -65,4 +64,4 @@ class FedCM(Method):
         """FedAvg, and the mean direction for the next round."""
         per_step = cohort.weights / (cohort.client_lr * cohort.steps)
         step = super().combine(w, server, rows, cohort)
-        return replace(step, server={"M": weighted_sum(per_step, rows["delta"])})
+        return replace(step, server={"M": cohort.weighted_sum(per_step, rows["delta"])})

@@ -71,8 +71,6 @@ class FedDPC(FedDPCForms):
         client_work="one vector operation / 8d once",
         server_work="6d per client / -",
     )
-    needs_only_sums: ClassVar[bool] = True
-
     def init_server(self, w: Tensor, population: int) -> State:
         """Alg. 1, input: Delta_0 = 0."""
         return {"delta": torch.zeros_like(w)}
@@ -84,12 +82,12 @@ class FedDPC(FedDPCForms):
     def transform(self, server: State, up: State, cohort: Cohort) -> tuple[Transformed, State]:
         """Alg. 1, lines 18 to 21: every v_j. The rule is homogeneous in D, so it runs on u = eta_l D."""
         if self.form == "client":  # clients have done it
-            return {"delta": up["delta"]}, {"guarded": up["guarded"].sum()}
+            return {"delta": up["delta"]}, {"guarded": cohort.across(up["guarded"].sum())}
         D_md, g = up["delta"], server["delta"]
         r = residuals(D_md, g)  # r_j = D_j - (<D_j, g> / <g, g>) g
         scales = self.scales(r)
         v = ScaledResiduals(D_md, g, r, scales, cohort.steps if self.normalize_by_steps else None)  # v_j = scale_j r_j
-        return {"delta": v}, self.diagnostics(r, scales)
+        return {"delta": v}, self.diagnostics(r, scales, cohort.gathered)
 
     def scales(self, r: Residuals) -> Scales:
         """Alg. 1, line 20: lambda + |D_j| / |r_j|, guarded."""
@@ -99,5 +97,5 @@ class FedDPC(FedDPCForms):
 
     def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """Alg. 1, lines 22 and 23: Delta_t = mean_S v_j; w_t = w_{t-1} - eta_g Delta_t."""
-        delta = self.mean(rows["delta"], server["delta"], cohort.weights, cohort.client_lr)
+        delta = self.mean(rows["delta"], server["delta"], cohort.weights, cohort.client_lr, cohort.across)
         return Step(delta, rate=cohort.server_lr, server={"delta": delta})

@@ -46,6 +46,7 @@ class FedExP(Method):
         "Jhunjhunwala et al., FedExP: Speeding Up FedAvg via Extrapolation, ICLR 2023, arXiv:2301.09604"
     )
     costs: ClassVar[Costs] = Costs(server_work="norms: 2d per client")
+    needs_only_sums: ClassVar[bool] = True
 
     eps: float = 1e-3
     eps_times_m: bool = False
@@ -66,8 +67,9 @@ class FedExP(Method):
         """Extrapolate along the mean update."""
         u_md = rows["delta"]
         ubar = cohort.mean(u_md)
-        eps = self.eps * len(u_md) if self.eps_times_m else self.eps
-        eta = safe_ratio(cohort.weights @ row_squares(u_md), 2 * (square(ubar) + eps)).clamp(min=1.0)
+        eps = self.eps * len(cohort.whole.clients) if self.eps_times_m else self.eps
+        squares = cohort.across(cohort.weights @ row_squares(u_md))
+        eta = safe_ratio(squares, 2 * (square(ubar) + eps)).clamp(min=1.0)
         rate = cohort.server_lr / cohort.client_lr * eta
         previous = {"previous": w.clone()} if self.evaluate == "pair" else {}
         return Step(ubar, rate=rate, server=previous, notes={"extrapolation": eta})

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddpc.methods._algebra import weighted_sum
 from feddpc.methods.base import ClientContext, Cohort, Costs, Method, State, Step, Transformed
 from feddpc.tasks.base import BatchIndices, Task
 
@@ -112,4 +111,4 @@ class FedGA(Method):
         if self.probes:
             return step
         per_step = cohort.weights / (cohort.client_lr * cohort.steps)
-        return replace(step, server={"hbar": weighted_sum(per_step, rows["delta"])})
+        return replace(step, server={"hbar": cohort.weighted_sum(per_step, rows["delta"])})

@@ -53,7 +53,7 @@ class FedNova(Method):
     def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
         """FedAvg of these, as long as if all clients had made the mean number of steps."""
         step = super().combine(w, server, rows, cohort)
-        tau = (cohort.weights * _effective_steps(cohort)).sum()
+        tau = (cohort.whole.weights * _effective_steps(cohort.whole)).sum()
         return replace(step, rate=step.rate * tau)
 
 

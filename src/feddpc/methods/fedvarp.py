@@ -38,6 +38,7 @@ class FedVARP(Method):
     title: ClassVar[str] = "FedVARP"
     reference: ClassVar[str] = "Jhunjhunwala et al., FedVARP, UAI 2022, arXiv:2207.14130"
     costs: ClassVar[Costs] = Costs(server_state="N+1", server_work="2d per client")
+    needs_only_sums: ClassVar[bool] = True
 
     def init_server(self, w: Tensor, population: int) -> State:
         """The mean of all memories."""

@@ -42,6 +42,7 @@ class MIFA(Method):
     title: ClassVar[str] = "MIFA"
     reference: ClassVar[str] = "Gu et al., Fast federated learning in the presence of unavailability, NeurIPS 2021"
     costs: ClassVar[Costs] = Costs(server_state="N+1", server_work="d per client")
+    needs_only_sums: ClassVar[bool] = True
 
     table: Literal["zero", "wait"] = "zero"
 
@@ -62,7 +63,7 @@ class MIFA(Method):
         if self.table == "zero":
             return Step(Gbar.to(w.dtype), cohort.server_lr, server={"Gbar": Gbar}, slots={"G": D_md})
         ready = server["seen"] == cohort.population
-        seen = server["seen"] + (1 - old["seen"]).sum()
+        seen = server["seen"] + cohort.across((1 - old["seen"]).sum())
         return Step(
             Gbar.to(w.dtype) * ready,
             cohort.server_lr,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,15 +64,41 @@ class Cohort:
             samples=samples,
         )
 
+    @property
+    def whole(self) -> Cohort:
+        """The cohort of all participants; where several processes share the work, this one may have some of them."""
+        return self
+
+    def across(self, partial: Tensor) -> Tensor:
+        """Add up, over all processes, what each has summed over its clients; with one process that is all there is.
+
+        What is added up may depend on rows and cohort, but on no other sum: all sums of a round travel at once.
+        """
+        return partial
+
+    def gathered(self, x_m: Tensor) -> Tensor:
+        """Return numbers per client for all participants, to be reported; they may not enter sums."""
+        return x_m
+
+    def as_one(self) -> Cohort:
+        """Return a cohort of one client, which has sent what all of them together have; every process knows it."""
+        one = torch.ones(1, dtype=torch.float64, device=self.weights.device)
+        own = {f.name: getattr(self, f.name) for f in fields(Cohort)}
+        return Cohort(**own | {"clients": self.clients.new_zeros(1), "weights": one, "steps": one})
+
     def mean(self, x_md: Tensor) -> Tensor:
         """Average a stack over the cohort (uniformly, unless the experiment weights by samples)."""
-        return weighted_sum(self.weights, x_md)
+        return self.weighted_sum(self.weights, x_md)
+
+    def weighted_sum(self, c_m: Tensor, x_md: Tensor) -> Tensor:
+        """Return ``sum_S c_j x_j`` in the stack's own type."""
+        return self.across(weighted_sum(c_m, x_md))
 
     def total(self, x_md: Tensor) -> Tensor:
         """Return these clients' part of the mean over ALL clients, ``1/N sum_S x_j``, in float64."""
         if self.sizes is None:
-            return exact_sum(x_md) / self.population
-        return exact_sum(x_md, self.sizes[self.clients].double() / self.sizes.sum())
+            return self.across(exact_sum(x_md)) / self.population
+        return self.across(exact_sum(x_md, self.sizes[self.clients].double() / self.sizes.sum()))
 
     def group_shares(self, group_n: Tensor, count: int) -> Tensor:
         """Return the share of each of ``count`` groups in the population; ``group_n`` is the group of every client.

@@ -85,15 +85,10 @@ class Mechanism:
         total = ClippedSum(self.clip, w)
         for v_d in vectors:
             total.add(v_d)
+        total.value, cut = cohort.across(total.value), cohort.across(torch.tensor(total.cut, device=w.device))
         mean = self.release(total, cohort).to(w.dtype)
-        one = dataclasses.replace(
-            cohort,
-            clients=cohort.clients.new_zeros(1),
-            weights=torch.ones(1, dtype=torch.float64, device=w.device),
-            steps=torch.ones(1, dtype=torch.float64, device=w.device),
-        )
-        step = method.combine(w, server, {"delta": mean[None]}, one)
-        told = {"clipped": total.cut / max(len(cohort.clients), 1), "epsilon": self.epsilon(cohort.round)}
+        step = method.combine(w, server, {"delta": mean[None]}, cohort.as_one())
+        told = {"clipped": int(cut) / max(len(cohort.whole.clients), 1), "epsilon": self.epsilon(cohort.round)}
         return dataclasses.replace(step, notes={**step.notes, **notes, **told})
 
     def release(self, total: ClippedSum, cohort: Cohort) -> Tensor:
