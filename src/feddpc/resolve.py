@@ -20,6 +20,7 @@ from feddpc.methods.base import Method
 from feddpc.methods.federated_data import reserved
 from feddpc.methods.local_steps import check_local_steps
 from feddpc.policies import client_optimizer, resolve_policies
+from feddpc.ranks import place
 from feddpc.task_parts import TaskParts, task_class
 from feddpc.tasks.kinds import BY_TARGET
 from feddpc.tasks.losses import TARGETS
@@ -161,7 +162,11 @@ def partition_options(config: Config, name: str, samples: int) -> dict[str, Any]
 def resolve_device(name: str) -> str:
     """Return the device that ``name`` stands for, or say why it cannot be used."""
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    where = place()
+    if name == "cuda" and where is not None and torch.cuda.device_count() > 1:  # each rank of a machine has its own
+        name = f"cuda:{where.local_rank % torch.cuda.device_count()}"
+        torch.cuda.set_device(name)
     try:
         device = torch.device(name)
         if device.type == "meta":

@@ -388,6 +388,8 @@ def test_the_list_of_what_only_the_simulator_has():
         "evaluate_clients",
         "finetune_steps",
         "buffers",
+        "inner_engine",
+        "rank_timeout",
         "data_memory",
     ]
 

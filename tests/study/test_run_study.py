@@ -283,7 +283,12 @@ def test_items_of_one_world_go_together(tmp_path, monkeypatch):
 
 def test_auto_is_one_engine_for_all_seeds(tmp_path):
     outcomes = run_study(specs(seeds=(0, 1), engine="auto"), tmp_path)
-    engines = {line for o in outcomes for line in (o.path / "config.toml").read_text().splitlines() if "engine" in line}
+    engines = {
+        line
+        for o in outcomes
+        for line in (o.path / "config.toml").read_text().splitlines()
+        if line.startswith("engine")
+    }
     assert len(engines) == 1
     assert engines != {'engine = "auto"'}
 

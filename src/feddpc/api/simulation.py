@@ -22,8 +22,11 @@ from feddpc.data.partition import Partition
 from feddpc.errors import BadInputError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
+from feddpc.ranks import join, restarted
 from feddpc.registry import refuse_code
 from feddpc.report.display import make_display
+from feddpc.resolve import resolve_device
+from feddpc.runs.record import is_run
 from feddpc.runs.rerun import RerunPlan
 from feddpc.runs.resumable import check_resumable
 from feddpc.runs.runner import OnRound, Outcome, execute
@@ -96,16 +99,18 @@ def simulate(
         if folder is None:
             raise BadInputError("resume=True needs out, the folder of the run to continue")
         check_resumable(folder)
+    resume = resume or (restarted() and folder is not None and is_run(folder))
     with preserve_torch_globals():
         own = UserObjects.of(data=data, model=model, method=method, partition=partition, more=more, progress=progress)
         values = {"rounds": rounds, "cohort": cohort, "server_lr": server_lr, **one_rate(more, client_lr)}
         values |= ({} if clients is None else {"clients": clients}) | own.values
         config = Config.read(values)
         chosen = own.method or methods.create(config.method, **config.hyper)
-        experiment = build(config, method=chosen, **own.parts)
-        if not resume:
-            given = values if clients is None else values | {"clients": clients}
-            refuse_unused([(given, experiment.config)])
+        with join(resolve_device(config.device), config.rank_timeout).together("preparing data, model and clients"):
+            experiment = build(config, method=chosen, **own.parts)
+            if not resume:
+                given = values if clients is None else values | {"clients": clients}
+                refuse_unused([(given, experiment.config)])
         how = {"out": folder, "resume": resume, "track": track, "on_round": on_round, "callbacks": callbacks}
         return result_of(_execute(experiment, chosen, progress, **how))
 

@@ -64,10 +64,14 @@ def main() -> None:
     # faults. Read by torch when it first allocates, so it must be set before; the library itself leaves it alone.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without the line of code that warned
+    rank = int(os.environ.get("RANK", "0"))
+    if rank:  # rank 0 says everything that all ranks have to say
+        warnings.simplefilter("ignore")
     try:
         app()
     except FeddpcError as error:
-        typer.echo(f"error: {error}", err=True)
+        if not rank or type(error).__name__ != "RankError" or str(error).startswith("rank 0"):
+            typer.echo(f"error: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

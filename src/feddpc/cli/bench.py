@@ -53,6 +53,9 @@ def bench(
         raise unknown("thing to run against", against, ["eager"])
     from rich.console import Console
 
+    from feddpc.ranks import refuse_ranks
+
+    refuse_ranks("feddpc bench")
     from feddpc.bench import machine, server_times, turns
     from feddpc.bench.workloads import WORKLOADS
     from feddpc.resolve import resolve_device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,15 +33,31 @@ def run(
     resume: flags.Resume = False,
     checkpoint_seconds: flags.CheckpointSeconds = 5.0,
     track: flags.Track = None,
+    ranks: Annotated[
+        int | None,
+        flags.flag(flags.EXECUTION, "Processes of this machine that share the run; torchrun starts them too.", min=1),
+    ] = None,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
     """Train one model with one method."""
+    from feddpc.ranks import join, place, restarted
+
+    where = place()
+    if ranks is not None and where is None:
+        from feddpc.launch import launch
+
+        raise typer.Exit(launch(ranks, [sys.executable, "-m", "feddpc", *sys.argv[1:]]))
+    if where is not None and ranks not in (None, where.size):
+        raise BadInputError(f"--ranks {ranks}, but {where.size} ranks were started: leave it out")
     if like is not None and resume:
         raise BadInputError("--like begins a new run: leave --resume out, or --like to continue what is in --out")
+    if restarted() and out is not None and like is None:
+        resume = resume or (out / "config.toml").is_file()
     out = flags.output_folder(out, "run", resume=resume)
     from feddpc.build import build
     from feddpc.config import Config
+    from feddpc.resolve import resolve_device
     from feddpc.runs.record import load_config, resumed_config
     from feddpc.runs.resumable import check_resumable
     from feddpc.runs.runner import execute
@@ -66,10 +83,13 @@ def run(
         wanted = resumed_config(out, overrides.values | {"hyper": overrides.hyper.get(name, {})})
     else:
         wanted = overrides.config(name)
-    display, stop = _display(quiet, as_json), Stop()
-    experiment = build(wanted)
-    if stored is None:
-        refuse_unused([(overrides.values, experiment.config)])
+    together = join(resolve_device(wanted.device), wanted.rank_timeout)
+    out = together.gather(out)[0]  # the name of a new folder holds the time
+    display, stop = _display(quiet or together.rank > 0, as_json), Stop()
+    with together.together("preparing data, model and clients"):
+        experiment = build(wanted)
+        if stored is None:
+            refuse_unused([(overrides.values, experiment.config)])
     with stop.on_interrupt(), display:
         outcome = execute(
             experiment,
@@ -82,6 +102,9 @@ def run(
             examine=rerun.examine if rerun else None,
         )
     likeness = rerun.compare(outcome.records) if rerun else None
+    if together.rank:
+        flags.exit_with([outcome.status], interrupted=stop.wanted)
+        return
     _present([outcome], out, quiet, as_json, single=True, more={"like": likeness.asdict()} if likeness else {})
     if likeness and not (quiet or as_json):
         typer.echo(str(likeness))

@@ -1,9 +1,9 @@
 """What the facts about the keys say, as the lists that other modules need.
 
 >>> EXECUTION_KEYS
-('device', 'engine', 'compile', 'data_memory', 'client_memory', 'threads')
+('device', 'engine', 'inner_engine', 'rank_timeout', 'compile', 'data_memory', 'client_memory', 'threads')
 >>> MAY_CHANGE, PER_RUN_KEYS
-(('rounds', 'data_memory', 'client_memory'), ('method', 'seed', 'hyper'))
+(('rounds', 'rank_timeout', 'data_memory', 'client_memory'), ('method', 'seed', 'hyper'))
 >>> "lr" in AFTER_SETUP_KEYS, "clients" in AFTER_SETUP_KEYS, "lr" in TUNED_KEYS
 (True, False, True)
 >>> OPTION_TABLES["model"], OPTION_TABLES["privacy"], OPTIONS_BY_CHOICE["method"], "privacy" in OPTIONS_BY_CHOICE

@@ -240,10 +240,28 @@ class Config(Keyed):
         "How clients are trained. auto is a fixed rule of device, model size, batch size and cohort.",
         "execution",
         kind="engine",
-        choices=("auto", "loop", "threads", "stacked", "cuda"),
+        choices=("auto", "loop", "threads", "stacked", "cuda", "distributed"),
         changes_numbers=False,
         after_setup=True,
         at_nodes=True,
+    )
+    inner_engine: str = key(
+        "auto",
+        "With the engine distributed, how each rank trains its clients.",
+        "execution",
+        choices=("auto", "loop", "threads", "stacked", "cuda"),
+        changes_numbers=False,
+        after_setup=True,
+        simulator_only=True,
+    )
+    rank_timeout: float = key(
+        1800.0,
+        "With the engine distributed, seconds after which a rank that does not answer ends the run.",
+        "execution",
+        changes_numbers=False,
+        may_change=True,
+        after_setup=True,
+        simulator_only=True,
     )
     compile: bool | Literal["auto"] = key(
         "auto",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import ClassVar, TypeVar
 
@@ -56,7 +56,11 @@ class Threads(Loop):
         """Return the metrics of ``w``, with one batch of the test set per thread; sums are those of one thread."""
         if not isinstance(task, NetworkTask) or not task.sums_suffice:
             return task.evaluate(w)
-        batches = task.test_batches()
+        return task.means(functools.reduce(torch.add, self.test_totals(task, w, task.test_batches())).tolist())
+
+    @torch.no_grad()
+    def test_totals(self, task: NetworkTask, w: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Return the totals of parts of the test set, one part per thread."""
 
         def totals_of(twin: Task, i: int) -> Tensor:
             assert isinstance(twin, NetworkTask)
@@ -65,8 +69,7 @@ class Threads(Loop):
             twin.module.train()
             return totals
 
-        totals = self._threads_of(task).each(totals_of, list(range(len(batches))))
-        return task.means(functools.reduce(torch.add, totals).tolist())
+        return self._threads_of(task).each(totals_of, list(range(len(batches))))
 
     def _threads_of(self, task: Task) -> _TaskThreads:
         workers = self.workers or torch.get_num_threads()

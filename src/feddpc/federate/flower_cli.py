@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from feddpc.errors import FeddpcError
-from feddpc.federate.processes import QUIET, end_with_parent, plain_text, program
+from feddpc.federate.processes import QUIET, plain_text, program
+from feddpc.launch import end_with_parent
 from feddpc.runs.stop import Stop
 
 _CODE = re.compile(r"\[code: (\d+)\] *(.*)")

@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from feddpc.errors import BadInputError, FeddpcError
+from feddpc.launch import end_with_parent
 from feddpc.storage import explain_os_errors
 
 MARK = "FEDDPC_FEDERATION"
@@ -36,13 +36,6 @@ _MEANINGS = {
     "certificate_verify_failed": "it does not trust the server's certificate: `feddpc federate check` says why",
     "address already in use": "another program uses its port",
 }
-#: Becomes the command in its arguments, which Linux then ends when its parent ends (PR_SET_PDEATHSIG = 1).
-_END_WITH_PARENT = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() == int(sys.argv[1]):  # else the parent has already ended
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 #: Flower neither reports, looks for updates nor installs packages.
 QUIET = {
@@ -188,16 +181,6 @@ def marked(mark: str) -> list[int]:
         except OSError:  # it has ended, or is another user's
             continue
     return pids
-
-
-def end_with_parent() -> list[str]:
-    """Return the start of a command line that makes a command end with this process, where the system can do that."""
-    # A function between fork and exec would also do, but would lose interrupts that come then.
-    return (
-        [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())]
-        if sys.platform.startswith("linux")
-        else []
-    )
 
 
 def program(name: str) -> str:

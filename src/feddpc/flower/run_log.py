@@ -164,6 +164,7 @@ class RunLog:
             for name, note in notes.items():
                 self._run.note(name, note)
             self._run.begin(config)
+        assert self._run is not None  # this process is the only one
         self._refused = self._run.lines(REFUSALS)
         releases = read_json(self.folder / f"{RELEASES}.json")
         self.lost = int(releases.get("lost", 0)) + max(0, int(releases.get("last", 0)) - state.round)

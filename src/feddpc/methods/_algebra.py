@@ -82,7 +82,7 @@ def weighted_sum(c_m: Tensor, x_md: Tensor) -> Tensor:
     """
     if _has_kernels(x_md):
         return row_sums.mixed(x_md, c_m)
-    return add_rows(x_md.new_zeros(x_md.shape[1:]), c_m, x_md)
+    return add_rows(_zeros(x_md, x_md.dtype), c_m, x_md)
 
 
 def add_rows(total_d: Tensor, c_m: Tensor, x_md: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def exact_sum(x_md: Tensor, c_m: Tensor | None = None) -> Tensor:
     """
     if c_m is None:
         return x_md.sum(0, dtype=torch.float64)
-    total = x_md.new_zeros(x_md.shape[1:], dtype=torch.float64)
+    total = _zeros(x_md, torch.float64)
     for c, x in zip(c_m.double(), x_md, strict=True):  # a row at a time: a float64 copy of the stack would be large
         total.addcmul_(x.double(), c)
     return total
@@ -227,6 +227,11 @@ def _sweep(x_md: Tensor, g_d: Tensor) -> tuple[Tensor, Tensor]:
         return r.square().sum(1)
 
     return p_m, _over_blocks(x_md, left)
+
+
+def _zeros(x_md: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return zeros like a row of a stack, which may have none."""
+    return torch.zeros(x_md.shape[1:], dtype=dtype, device=x_md.device)
 
 
 def _has_kernels(x_md: Tensor) -> bool:

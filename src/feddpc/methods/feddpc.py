@@ -71,6 +71,7 @@ class FedDPC(FedDPCForms):
         client_work="one vector operation / 8d once",
         server_work="6d per client / -",
     )
+
     def init_server(self, w: Tensor, population: int) -> State:
         """Alg. 1, input: Delta_0 = 0."""
         return {"delta": torch.zeros_like(w)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from feddpc.errors import BadInputError
 from feddpc.methods.base import State
 from feddpc.round.placement import ON_DEVICE, Placement
-from feddpc.round.row_storage import SLOTS, SUMS
+from feddpc.round.row_storage import SLOTS, SUMS, OnDisk
 
 Ints = NDArray[np.int64]
 
@@ -38,6 +39,7 @@ class ClientTable:
         self._population = population
         self._placement, self._name = placement, name
         self._row: dict[int, int] = {}
+        self._client: list[int] = []  #: of each row
         self._store = placement.rows(self._template, population, name)
 
     def __bool__(self) -> bool:
@@ -64,6 +66,31 @@ class ClientTable:
             self._store.read([rows[i] for i in seen], state, seen)
         return state
 
+    def keeps(self, key: str) -> bool:
+        """Return whether every client has something of this name."""
+        return key in self._template
+
+    def ids(self) -> Ints:
+        """Return the clients that have a row."""
+        return np.array(self._client, dtype=np.int64)
+
+    def empty(self, count: int) -> State:
+        """Return stacks for the states of so many clients in host memory, to be filled."""
+        return {k: v.new_empty((count, *v.shape), device="cpu") for k, v in self._template.items()}
+
+    def drop(self, clients: Ints) -> None:
+        """Forget clients; the last rows take the places of theirs."""
+        gone = {self._row.pop(int(c)) for c in clients}
+        count = len(self._row)
+        holes = sorted(row for row in gone if row < count)
+        late = [client for row, client in enumerate(self._client[count:], count) if row not in gone]
+        if holes:
+            self._store.write(holes, self.read(np.array(late)))
+            for hole, client in zip(holes, late, strict=True):
+                self._row[client], self._client[hole] = hole, client
+        del self._client[count:]
+        self._store.truncate(count)
+
     def seen(self, clients: Ints) -> NDArray[np.bool_]:
         """Return which of ``clients`` have a row."""
         return np.array([int(c) in self._row for c in clients], dtype=bool)
@@ -72,11 +99,11 @@ class ClientTable:
         """Store the states of ``clients``; keys, shapes and types must be those of the initial state."""
         self._check(state, len(clients))
         if self._template and len(clients):
-            self._store.write([self._row.setdefault(int(c), len(self._row)) for c in clients], state)
+            self._store.write([self._row_of(int(c)) for c in clients], state)
 
     def export(self) -> tuple[Tensor, State]:
         """Return ids and table for a checkpoint; rows on disk stay there, and the table holds their places."""
-        ids = torch.tensor(list(self._row), dtype=torch.int64)
+        ids = torch.tensor(self._client, dtype=torch.int64)
         return ids, self._store.export(len(ids)) if self._template else {}
 
     def committed(self) -> None:
@@ -85,20 +112,40 @@ class ClientTable:
 
     def restore(self, ids: Tensor, table: State) -> None:
         """Restore ids and table from a checkpoint, whichever kind of memory it was written with."""
-        self._row = {}
+        self._row, self._client = {}, []
         self._store = self._placement.rows(self._template, self._population, self._name)
+        if SLOTS in table and self._placement.kind == "disk":
+            self._client, self._store = ids.tolist(), self._adopted(table, self._placement)
+            self._row = {client: row for row, client in enumerate(self._client)}
+        else:
+            self.add(ids, table, range(len(ids)), self._placement.part)
+
+    def add(self, ids: Tensor, table: State, rows: Sequence[int], part: str) -> None:
+        """Add some rows of a checkpoint; ``part`` names the process that wrote them, if they are on disk."""
         if SLOTS not in table:
-            self.write(ids.numpy(), {k: table[k] for k in self._template})
+            if len(rows):
+                at = torch.tensor(list(rows), dtype=torch.int64)
+                self.write(
+                    ids[at].numpy(), {k: table[k] if len(at) == len(ids) else table[k][at] for k in self._template}
+                )
             return
-        file = self._placement.file(self._template, self._name)
-        file.adopt(table[SLOTS].tolist(), table[SUMS].tolist() if SUMS in table else ())
-        if self._placement.kind == "disk":
-            self._row, self._store = {int(c): i for i, c in enumerate(ids)}, file
-            return
+        file = self._adopted(table, replace(self._placement, part=part))
         row = {k: v.new_empty((1, *v.shape)) for k, v in self._template.items()}
-        for i in range(len(ids)):  # one by one: a second table may be more than there is room for
+        for i in rows:  # one by one: a second table may be more than there is room for
             file.read([i], row, [0])
             self.write(ids[i : i + 1].numpy(), row)
+
+    def _adopted(self, table: State, placement: Placement) -> OnDisk:
+        file = placement.file(self._template, self._name)
+        file.adopt(table[SLOTS].tolist(), table[SUMS].tolist() if SUMS in table else ())
+        return file
+
+    def _row_of(self, client: int) -> int:
+        """Return the row of a client; a new one has the next free row."""
+        if client not in self._row:
+            self._row[client] = len(self._client)
+            self._client.append(client)
+        return self._row[client]
 
     def _check(self, state: State, m: int) -> None:
         if state.keys() != self._template.keys():

@@ -53,10 +53,8 @@ def train_and_step(
     """Broadcast, train, simulate faults, screen, step, remember."""
     ids, policies = plan.clients, experiment.policies
     memory = state.clients.read(ids)
-    broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
-    if state.statistics is not None and STATISTICS not in memory:
-        broadcast = broadcast | {STATISTICS: state.statistics}
-    local, given = experiment.local(method, state.statistics), broadcast | experiment.one_time_payload
+    broadcast, given = broadcast_to(experiment, method, state, cohort, probes)
+    local = experiment.local(method, state.statistics)
     trained = train_in_chunks(engine, local, experiment.task, state.w, given, memory | probes, plan, cohort.client_lr)
 
     uploads, faults = dict(trained.uploads), dict[str, list[int]]()
@@ -76,16 +74,14 @@ def train_and_step(
     notes = state.apply(method, outcome, kept)
     uploaded = [*uploads.values(), *(probes.values() if method.reports else ())]
     uploaded += [] if STATISTICS in memory else list(measured.values())
-    count(experiment, state, plan, numbers(broadcast.values()), numbers(uploaded))
+    count(experiment, state, plan.clients, numbers(broadcast.values()), numbers(uploaded), len(state.slots))
     if not len(kept):
         return Exchange(kept, notes=notes, faults=faults)
     state.clients.write(kept, select_rows(outcome.kept, rows["memory"]))
     if measured:
         statistics = rows["measured"][STATISTICS][outcome.kept]
         state.statistics = mean_statistics(experiment.task.flat, statistics, outcome.cohort.weights)
-    losses: Tensor = rows["loss"]["loss"][outcome.kept]
-    loss = losses[outcome.cohort.steps > 0].mean()  # NaN if no client trained
-    return Exchange(kept, float(loss), notes, faults)
+    return Exchange(kept, mean_loss(rows["loss"]["loss"][outcome.kept], outcome.cohort), notes, faults)
 
 
 def empty_exchange(experiment: Experiment, method: Method, state: RunState, cohort: Cohort) -> Exchange:
@@ -96,16 +92,31 @@ def empty_exchange(experiment: Experiment, method: Method, state: RunState, coho
     return Exchange(none, notes=state.apply(method, outcome, none))
 
 
-def count(experiment: Experiment, state: RunState, plan: BatchPlan, down: int, up: int) -> None:
-    """Count what a round moved (to each client besides the model, and from all), and what is remembered now."""
-    meter, m = state.meter, len(plan.clients)
+def broadcast_to(
+    experiment: Experiment, method: Method, state: RunState, cohort: Cohort, probes: State
+) -> tuple[State, State]:
+    """Return what the server sends to clients besides the model, and what they have then, one-time payload included."""
+    broadcast = method.broadcast(state.w, state.server, probes if method.reports else {}, cohort)
+    if state.statistics is not None and not state.clients.keeps(STATISTICS):
+        broadcast = broadcast | {STATISTICS: state.statistics}
+    return broadcast, broadcast | experiment.one_time_payload
+
+
+def mean_loss(losses: Tensor, cohort: Cohort) -> float:
+    """Return the mean training loss of those who trained, NaN if no client did."""
+    return float(losses[cohort.steps > 0].mean())
+
+
+def count(experiment: Experiment, state: RunState, ids: Ints, down: int, up: int, slots: int) -> None:
+    """Count what a round of clients ``ids`` moved (to each besides the model, and from all), and what is remembered."""
+    meter, m = state.meter, len(ids)
     meter.d = state.w.numel()
     meter.clients += m
-    meter.steps += int(experiment.planner.steps(plan.sizes).sum())
+    meter.steps += int(experiment.planner.steps(experiment.population.sizes[ids]).sum())
     meter.down += m * (meter.d + down)
     meter.up += up
     meter.client_state = state.clients.width
-    meter.server_state = numbers(state.server.values()) + len(state.slots) * state.slots.width
+    meter.server_state = numbers(state.server.values()) + slots * state.slots.width
 
 
 def train_in_chunks(

@@ -27,6 +27,7 @@ class Placement:
 
     kind: Kind = "device"
     folder: Path | None = None
+    part: str = ""  #: of several processes, what tells the files of this one from those of others
 
     def rows(self, template: State, population: int, name: str) -> RowStore:
         """Return an empty store for rows like ``template``; nothing is on the disk before the first row is."""
@@ -36,7 +37,20 @@ class Placement:
 
     def file(self, template: State, name: str) -> OnDisk:
         """Return a store on disk."""
-        return OnDisk(template, self.folder / f"{name}.rows" if self.folder else None)
+        return OnDisk(template, self.folder / self.file_name(name) if self.folder else None)
+
+    def file_name(self, name: str) -> str:
+        """Return the name of the file with the rows of a table."""
+        return f"{name}{self.part}.rows"
+
+
+def part_of(rank: int, size: int) -> str:
+    """Return what tells the files of one of several processes from those of the others.
+
+    >>> part_of(0, 1), part_of(1, 4)
+    ('', '.1-of-4')
+    """
+    return "" if size == 1 else f".{rank}-of-{size}"
 
 
 ON_DEVICE = Placement()

@@ -19,6 +19,7 @@ from feddpc.methods.base import Cohort, Method, State
 from feddpc.methods.statistics import STATISTICS
 from feddpc.optimizers import server_state
 from feddpc.population import Population, placed
+from feddpc.ranks import ALONE, Ranks
 from feddpc.round.server_step import finite_rows, select_rows
 from feddpc.round.state import RunState, numbers
 
@@ -46,14 +47,20 @@ def ask_cohort(method: Method, w: Tensor, cohort: Cohort, ids: Ints, ask: Ask) -
 
 
 def survey(
-    method: Method, state: RunState, population: Population, ask: Ask, remember: Callable[[Ints, State], None]
+    method: Method,
+    state: RunState,
+    population: Population,
+    ask: Ask,
+    remember: Callable[[Ints, State], None],
+    ranks: Ranks = ALONE,
 ) -> None:
     """Let every client of the population answer the probe once, some at a time; the server learns the mean.
 
-    ``remember`` is called with the clients that have finite answers, and these answers.
+    ``remember`` is called with the clients that have finite answers, and these answers. Each of several ranks asks some
+    of the clients.
     """
     total: State = {}
-    for first in range(0, len(population), SURVEYED_AT_ONCE):
+    for first in range(ranks.rank * SURVEYED_AT_ONCE, len(population), ranks.size * SURVEYED_AT_ONCE):
         ids = np.arange(first, min(first + SURVEYED_AT_ONCE, len(population)))
         finite, answers = _finite(ask(ids))
         ids = ids if finite is None else ids[finite.cpu().numpy()]
@@ -62,7 +69,7 @@ def survey(
         for key, stack in answers.items():
             part = exact_sum(stack, shares.to(stack.device))
             total[key] = total[key] + part if key in total else part
-    state.server = method.server_state_from_probe(state.server, total) | server_state(state.server)
+    state.server = method.server_state_from_probe(state.server, ranks.total(total)) | server_state(state.server)
 
 
 def _finite(answers: State) -> tuple[Tensor | None, State]:
@@ -79,28 +86,34 @@ def probe_cohort(
     """Return the answers of a cohort to the method's probe, and the clients that go on: those with finite answers."""
     if not len(plan.clients):
         return plan, cohort, {}
-    ask = _asker(experiment, method, prober, state)
+    ask = asker(experiment, method, prober, state)
     finite, answers = ask_cohort(method, state.w, cohort, plan.clients, ask)
     if finite is None:
         return plan, cohort, answers
     return plan.take(np.flatnonzero(finite.cpu().numpy())), cohort.select(finite), answers
 
 
-def probe_population(experiment: Experiment, method: Method, prober: Prober, state: RunState) -> None:
+def probe_population(
+    experiment: Experiment, method: Method, prober: Prober, state: RunState, ranks: Ranks = ALONE
+) -> None:
     """Let every client of the population answer the probe, and remember what the method makes of its answer."""
-    meter, population, before = state.meter, experiment.population, experiment.task.work.gradients
+    meter, population, before, sent = state.meter, experiment.population, experiment.task.work.gradients, 0
 
     def remember(ids: Ints, answers: State) -> None:
+        nonlocal sent
         kept = {key: rows for key, rows in state.clients.read(ids).items() if key == STATISTICS}
         state.clients.write(ids, method.client_state_from_probe(answers) | kept)
-        meter.up_once += numbers(answers.values()) / len(population)
+        sent += numbers(answers.values())
 
-    survey(method, state, population, _asker(experiment, method, prober, state), remember)
+    survey(method, state, population, asker(experiment, method, prober, state), remember, ranks)
+    made = experiment.task.work.gradients - before
+    sent, made = (sum(parts) for parts in zip(*ranks.gather((sent, made)), strict=True))
+    meter.up_once += sent / len(population)
     meter.down_once += state.w.numel()
-    meter.gradients_once += (experiment.task.work.gradients - before) / len(population)
+    meter.gradients_once += made / len(population)
 
 
-def _asker(experiment: Experiment, method: Method, prober: Prober, state: RunState) -> Ask:
+def asker(experiment: Experiment, method: Method, prober: Prober, state: RunState) -> Ask:
     """Return what asks clients; if the network measures statistics, it has the global ones meanwhile."""
     asked = method if state.statistics is None else experiment.local(method, state.statistics)
     planner = experiment.planner

@@ -15,7 +15,7 @@ from feddpc.experiment import Experiment
 from feddpc.methods.base import Method, State
 from feddpc.round.client_evaluation import evaluate_clients
 from feddpc.round.exchange import Exchange, empty_exchange
-from feddpc.round.probes import probe_cohort, probe_population
+from feddpc.round.probes import probe_population
 from feddpc.round.state import RunState
 
 
@@ -44,17 +44,16 @@ def run_round(experiment: Experiment, method: Method, engine: Engine, state: Run
     if t == 1:
         state.meter.down_once, state.meter.up_once = experiment.once
         if method.surveys:
-            probe_population(experiment, method, engine, state)
+            probe_population(experiment, method, engine, state, engine.ranks)
     work_before = replace(experiment.task.work)
 
     draw = experiment.draw(t)  # who is invited, who answers
-    slots = state.slots.read(draw.answered)
-    plan, cohort = experiment.cohort(method, t, draw.answered, slots)  # their batches, weights and rates
-    experiment.read_ahead(t + 1)
+    plan, cohort = engine.cohort(experiment, method, state, t, draw.answered)  # their batches, weights and rates
+    engine.read_ahead(experiment, t + 1)
     probes: State = {}
     if method.probes:  # the method asks its clients before they train
-        plan, cohort, probes = probe_cohort(experiment, method, engine, state, plan, cohort)
-    if len(plan.clients):
+        plan, cohort, probes = engine.probe_cohort(experiment, method, state, plan, cohort)
+    if len(cohort.whole.clients):
         exchange = engine.exchange(experiment, method, state, plan, cohort, probes)  # training, screening, server step
     else:
         exchange = empty_exchange(experiment, method, state, cohort)
@@ -96,7 +95,7 @@ def _evaluate(
     if score is None:
         score = engine.evaluate(experiment.task, state.model(method)) if due else {}
     if validation is None and experiment.validate is not None:
-        validation = experiment.validate(state.model(method)) if due else {}
+        validation = engine.validate(experiment.validate, state.model(method)) if due else {}
     metrics = {key: score.get(name) for key, name in keys["test"].items()}
     if validation is not None:
         metrics |= {key: validation.get(name) for key, name in keys["validation"].items()}

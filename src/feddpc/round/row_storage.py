@@ -40,6 +40,9 @@ class RowStore(Protocol):
     def write(self, rows: Sequence[int], state: State) -> None:
         """Store a stack; a new row has the next free number."""
 
+    def truncate(self, count: int) -> None:
+        """Forget all rows but the first ``count``."""
+
     def export(self, count: int) -> State:
         """Return what a checkpoint must hold to find the first ``count`` rows again, all there are."""
 
@@ -71,6 +74,9 @@ class Resident:
             if max(rows) >= len(table):
                 table = self._table[key] = _grown(table, max(rows) + 1, self._most)
             table[list(rows)] = stack.to(table.device)
+
+    def truncate(self, count: int) -> None:
+        """Keep the room: rows come and go."""
 
     def export(self, count: int) -> State:
         """Return the table."""
@@ -148,6 +154,12 @@ class OnDisk:
                 sums[i] = self._move(os.pwritev, row.detach().cpu().contiguous(), slot, key, sums[i])
         self._slot.update(zip(rows, slots, strict=True))
         self._sum.update(zip(rows, sums, strict=True))
+
+    def truncate(self, count: int) -> None:
+        """Forget rows; their slots become free when no checkpoint needs them any more."""
+        for row in [row for row in self._slot if row >= count]:
+            del self._slot[row]
+            self._sum.pop(row, None)
 
     def export(self, count: int) -> State:
         """Bring all rows to the disk and return slots and checksums; none is overwritten until the next export.

@@ -65,13 +65,18 @@ def server_step(
         step, chosen = _robust_step(method, w, server, uploads, cohort, defense)
         if not bool(chosen.all()):
             kept, cohort = kept.masked_scatter(kept, chosen), cohort.select(chosen)
-    elif privacy is not None:
-        step = privacy.step(method, w, server, uploads, cohort)
     else:
-        step = check_step(method, method.aggregate(w, server, uploads, cohort), w)
+        step = own_step(method, w, server, uploads, cohort, policies)
     if step is not None and policies.optimizer is not None:
         step = optimized(step, policies.optimizer, server, cohort)
     return StepOutcome(kept, cohort, step, watched, screened)
+
+
+def own_step(method: Method, w: Tensor, server: State, uploads: State, cohort: Cohort, policies: Policies) -> Step:
+    """Return the step of the method's own rule, or of its private form; a server optimizer comes after it."""
+    if policies.privacy is not None:
+        return policies.privacy.step(method, w, server, uploads, cohort)
+    return check_step(method, method.aggregate(w, server, uploads, cohort), w)
 
 
 def check_step(method: Method, step: Any, w: Tensor) -> Step:

@@ -20,7 +20,10 @@ from torch import Tensor
 
 from feddpc._version import __version__
 from feddpc.errors import RunFolderError
+from feddpc.methods.base import State
+from feddpc.ranks import ALONE, Ranks
 from feddpc.round.client_table import ClientTable
+from feddpc.round.placement import Placement, part_of
 from feddpc.round.row_storage import SLOTS
 from feddpc.round.state import Meter, RunState
 from feddpc.runs.append_log import LogMark
@@ -51,6 +54,8 @@ class Saved:
     diverged: str | None = None  #: why the run must not go on
     meter: Meter = field(default_factory=Meter)
     older: bool = False  #: whether it is the one before the last, which is damaged
+    ranks: int = 1  #: how many processes wrote it
+    shards: dict[int, dict[str, Tensor]] = field(default_factory=dict)  #: memories of clients, of ranks above 0
 
 
 def save(
@@ -59,47 +64,96 @@ def save(
     records: LogMark,
     diverged: str | None = None,
     beside: Mapping[str, LogMark] | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Write the state after ``state.round``; the previous checkpoint stays valid, and is kept as a fallback.
 
     ``records`` and the marks of files ``beside`` them say how much of these is on the disk, and belongs to the state.
 
-    Memories on disk bring their rows there when they export; the checkpoint says where.
+    Memories on disk bring their rows there when they export; the checkpoint says where. Of several ranks, each writes
+    the memories that it has, and rank 0 the rest, at last the note that names all files.
     """
+    with ranks.together("writing a checkpoint"):
+        with explain_os_errors(folder):
+            folder.mkdir(exist_ok=True)
+        shard = _save_shard(folder, state, ranks) if ranks.rank else None
+    shards = [shard for shard in ranks.gather(shard) if shard is not None]
+    with ranks.together("writing a checkpoint"):
+        if not ranks.rank:
+            _save(folder, state, records, diverged, beside or {}, shards, ranks)
+    for memory in (state.slots, state.clients):
+        memory.committed()
+
+
+def _memories(state: RunState) -> dict[str, Tensor]:
+    """Return what this process remembers of clients, by the names of a checkpoint."""
+    tensors: dict[str, Tensor] = {}
+    for kind, memory in (("slots", state.slots), ("clients", state.clients)):
+        ids, table = memory.export()
+        tensors |= {f"{kind}/ids": ids} | {f"{kind}.{k}": v for k, v in table.items()}
+    return tensors
+
+
+def _save_shard(folder: Path, state: RunState, ranks: Ranks) -> dict[str, Any] | None:
+    """Write the memories of a rank above 0; return what the note says of them."""
+    if not (state.slots or state.clients):
+        return None
+    tensors = _in_host_memory(_memories(state))
+    name = f"round-{state.round:07d}{part_of(ranks.rank, ranks.size)}.safetensors"
+    replace_file(folder / name, lambda path: save_file(tensors, path))
+    return {"rank": ranks.rank, "file": name, "sha256": _digest(folder / name), "rows": _row_files(tensors, ranks)}
+
+
+def _in_host_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+
+
+def _row_files(tensors: dict[str, Tensor], ranks: Ranks) -> list[str]:
+    """Return the files with rows that some tensors refer to."""
+    place = Placement(part=part_of(ranks.rank, ranks.size))
+    return [place.file_name(kind) for kind in ("slots", "clients") if f"{kind}.{SLOTS}" in tensors]
+
+
+def _save(
+    folder: Path,
+    state: RunState,
+    records: LogMark,
+    diverged: str | None,
+    beside: Mapping[str, LogMark],
+    shards: list[dict[str, Any]],
+    ranks: Ranks,
+) -> None:
+    """Write the state without the memories of other ranks, and the note that names all files."""
     index, older = folder / NOTE, folder / OLDER_NOTE
     with explain_os_errors(folder):
-        folder.mkdir(exist_ok=True)
         if not index.exists():
             sync_folder(folder.parent)  # the folder's own name must be on the disk too
             _write_note(index, {"round": 0, "file": None})  # so that a state without a note is never a beginning
     tensors = {"w": state.w} | {f"server.{k}": v for k, v in state.server.items()}
     tensors |= {f"{WATCHED}{k}": v for k, v in state.watched.items()}
     tensors |= {name: t for name, t in ((BEST, state.best), (MEAN, state.statistics)) if t is not None}
-    memories = {"slots": state.slots, "clients": state.clients}
-    for kind, memory in memories.items():
-        ids, table = memory.export()
-        tensors |= {f"{kind}/ids": ids} | {f"{kind}.{k}": v for k, v in table.items()}
-    tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    tensors = _in_host_memory(tensors | _memories(state))
     name = f"round-{state.round:07d}.safetensors"
     replace_file(folder / name, lambda path: save_file(tensors, path))
-    note = {
+    rows = [*_row_files(tensors, ranks), *(file for shard in shards for file in shard["rows"])]
+    note: dict[str, Any] = {
         "round": state.round,
         "record_bytes": records.size,
         "record_sha256": records.sha256,
-        "beside": beside or {},
+        "beside": beside,
         "file": name,
         "sha256": _digest(folder / name),
         "diverged": diverged,
         "meter": asdict(state.meter),
     }
+    note |= {"ranks": ranks.size, "shards": shards, "rows": rows} if ranks.size > 1 else {}
     before = _read_note(index)
     if before is not None and before["file"] != name:  # a note that is damaged, or of this round, is no fallback
         replace_text(older, json.dumps(before, indent=1) + "\n")
     _write_note(index, note)
-    for memory in memories.values():
-        memory.committed()
-    rows = {f"{kind}.rows" for kind in memories if f"{kind}.{SLOTS}" in tensors}
-    kept = {name, (_read_note(older) or {}).get("file"), *rows}
+    fallback = _read_note(older) or {}
+    kept = {name, fallback.get("file"), *rows}
+    kept |= {shard["file"] for shard in (*shards, *fallback.get("shards", ()))}
     with explain_os_errors(folder):
         unused = [p for p in (*folder.glob("round-*.safetensors"), *folder.glob("*.rows")) if p.name not in kept]
         if any(path.suffix == ".rows" for path in unused):  # the older checkpoint is nothing without its rows
@@ -108,24 +162,32 @@ def save(
             path.unlink(missing_ok=True)
 
 
-def load(folder: Path) -> Saved | None:
+def load(folder: Path, ranks: Ranks = ALONE) -> Saved | None:
     """Return the last complete checkpoint, None if there is none yet.
 
-    If it is damaged, return the one before it, with a warning; if both are, raise an error.
+    If it is damaged, return the one before it, with a warning; if both are, raise an error. If it is damaged for one of
+    several ranks, all of them take the one before it.
     """
+    saved, error = _attempt(folder, folder / NOTE, ranks)
+    why = next((text for text in ranks.gather(None if error is None else str(error)) if text), None)
+    if why is None or isinstance(error, OtherFormatError):
+        if error is not None:
+            raise error
+        return saved
+    saved, _ = _attempt(folder, folder / OLDER_NOTE, ranks) if (folder / OLDER_NOTE).exists() else (None, None)
+    if not all(ranks.gather(saved is not None)):
+        raise error or RunFolderError(why)
+    assert saved is not None
+    if not ranks.rank:
+        warnings.warn(f"{why}. Continuing from the checkpoint before it, of round {saved.round}", stacklevel=2)
+    return replace(saved, older=True)
+
+
+def _attempt(folder: Path, index: Path, ranks: Ranks) -> tuple[Saved | None, RunFolderError | None]:
     try:
-        return _load(folder, folder / NOTE)
-    except OtherFormatError:
-        raise
+        return _load(folder, index, ranks), None
     except RunFolderError as error:
-        try:
-            saved = _load(folder, folder / OLDER_NOTE) if (folder / OLDER_NOTE).exists() else None
-        except RunFolderError:
-            saved = None
-        if saved is None:
-            raise
-        warnings.warn(f"{error}. Continuing from the checkpoint before it, of round {saved.round}", stacklevel=2)
-        return replace(saved, older=True)
+        return None, error
 
 
 def adopt(folder: Path, saved: Saved) -> None:
@@ -138,7 +200,7 @@ def adopt(folder: Path, saved: Saved) -> None:
             (folder / OLDER_NOTE).unlink(missing_ok=True)
 
 
-def _load(folder: Path, index: Path) -> Saved | None:
+def _load(folder: Path, index: Path, ranks: Ranks) -> Saved | None:
     if not index.exists():
         if any(folder.glob("round-*.safetensors")):
             raise RunFolderError(
@@ -157,16 +219,19 @@ def _load(folder: Path, index: Path) -> Saved | None:
             raise _damaged(index)
         if note["file"] is None:
             return None
-        path = folder / Path(note["file"]).name
-        if _digest(path) != note["sha256"]:
-            raise _damaged(path)
+        written = int(note.get("ranks", 1))
+        shards = {int(shard["rank"]): shard for shard in note.get("shards", ())}
+        # Each of as many ranks as before needs its own shard only.
+        wanted = [r for r in shards if written != ranks.size or r == ranks.rank]
         return Saved(
             int(note["round"]),
             LogMark(int(note["record_bytes"]), note["record_sha256"]),
-            load_file(path),
+            _tensors(folder, note),
             {name: LogMark(int(size), sha256) for name, (size, sha256) in note.get("beside", {}).items()},
             note["diverged"],
             Meter(**note["meter"]),
+            ranks=written,
+            shards={r: _tensors(folder, shards[r]) for r in wanted},
         )
     except (
         OSError,
@@ -183,7 +248,15 @@ def _load(folder: Path, index: Path) -> Saved | None:
         ) from None
 
 
-def restore(saved: Saved, state: RunState) -> None:
+def _tensors(folder: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a file that the note names."""
+    path = folder / Path(about["file"]).name
+    if _digest(path) != about["sha256"]:
+        raise _damaged(path)
+    return load_file(path)
+
+
+def restore(saved: Saved, state: RunState, ranks: Ranks = ALONE) -> None:
     """Put a checkpoint's tensors into a fresh ``state`` of the same method and model."""
     try:
         fresh = {"w": state.w} | {f"server.{k}": v for k, v in state.server.items()}
@@ -199,8 +272,8 @@ def restore(saved: Saved, state: RunState) -> None:
             state.best = placed_like(saved.tensors[BEST], state.w).view(len(state.w) + extra)
         if state.statistics is not None:
             state.statistics = placed_like(saved.tensors[MEAN], state.w).view_as(state.statistics)
-        _restore_memory(saved, "slots", state.slots)
-        _restore_memory(saved, "clients", state.clients)
+        _restore_memory(saved, "slots", state.slots, ranks)
+        _restore_memory(saved, "clients", state.clients, ranks)
     except KeyError as error:
         raise RunFolderError(f"the checkpoint lacks {error}: it belongs to another method") from None
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -217,9 +290,24 @@ def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.to(like.device, like.dtype, copy=True)
 
 
-def _restore_memory(saved: Saved, kind: str, memory: ClientTable) -> None:
-    table = {k.removeprefix(f"{kind}."): v for k, v in saved.tensors.items() if k.startswith(f"{kind}.")}
-    memory.restore(saved.tensors[f"{kind}/ids"], table)
+def _restore_memory(saved: Saved, kind: str, memory: ClientTable, ranks: Ranks) -> None:
+    """Restore the memories of this rank: its own, or if there were other ranks, an equal share of all."""
+
+    def table(tensors: dict[str, Tensor]) -> State:
+        return {k.removeprefix(f"{kind}."): v for k, v in tensors.items() if k.startswith(f"{kind}.")}
+
+    parts = {0: saved.tensors} | saved.shards
+    if saved.ranks == ranks.size:
+        own = parts.get(ranks.rank, {f"{kind}/ids": torch.zeros(0, dtype=torch.int64)})
+        memory.restore(own[f"{kind}/ids"], table(own))
+        return
+    everyone = torch.cat([tensors[f"{kind}/ids"] for tensors in parts.values()]).sort().values
+    mine = everyone[ranks.rank :: ranks.size]
+    memory.restore(mine[:0], {})
+    for rank, tensors in sorted(parts.items()):
+        ids = tensors[f"{kind}/ids"]
+        rows = torch.isin(ids, mine).nonzero()[:, 0].tolist()
+        memory.add(ids, table(tensors), rows, part_of(rank, saved.ranks))
 
 
 def _damaged(path: Path) -> RunFolderError:

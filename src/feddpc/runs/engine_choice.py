@@ -17,6 +17,7 @@ from feddpc import models, sampling
 from feddpc.data.partition import Partition
 from feddpc.engines.base import Engine
 from feddpc.engines.cuda.captured import Cuda
+from feddpc.engines.distributed import Distributed, adds_up
 from feddpc.engines.loop import Loop
 from feddpc.engines.stacked import Stacked
 from feddpc.engines.threads import Threads
@@ -24,12 +25,19 @@ from feddpc.errors import BadInputError, FeddpcError, unknown
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.policies import Policies, client_optimizer, server_optimizer
+from feddpc.ranks import ALONE, Ranks, place
 from feddpc.robust.defense import Defense
 from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
 
 Compile = bool | Literal["auto"]
-ENGINES: dict[str, Callable[..., Engine]] = {"loop": Loop, "threads": Threads, "stacked": Stacked, "cuda": Cuda}
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "loop": Loop,
+    "threads": Threads,
+    "stacked": Stacked,
+    "cuda": Cuda,
+    "distributed": Distributed,
+}
 #: On a CPU, clients are stacked while one local step is at most this much work and the cohort at least this large: then
 #: calls cost more than arithmetic.
 SMALL_STEP, SMALL_COHORT = 1 << 17, 5
@@ -44,13 +52,38 @@ _compared: dict[object, str | None] = {}
 _comparing = threading.Lock()
 
 
-def choose_engine(name: str, experiment: Experiment, method: Method, *, compile: Compile | None = None) -> Engine:
+def choose_engine(
+    name: str,
+    experiment: Experiment,
+    method: Method,
+    *,
+    compile: Compile | None = None,
+    inner: str = "auto",
+    ranks: Ranks = ALONE,
+) -> Engine:
     """Return the engine ``name``; ``compile`` replaces what the configuration of the experiment says.
 
     ``auto`` follows :func:`rule`, so that the same command gives the same records. Code of the user's own is compared
     with ``loop`` first: where the two differ, ``auto`` uses ``loop`` and says so, and an engine asked for by name is
-    refused.
+    refused. Where several ``ranks`` share the run, ``auto`` is ``distributed``, and ``inner`` names what each of them
+    uses.
     """
+    if name == "auto" and place() is not None:
+        name = "distributed"
+    if name == "distributed":
+        return _distributed(inner, experiment, method, compile, ranks)
+    if ranks.size > 1:
+        raise BadInputError(
+            f"engine = {name!r}, but {ranks.size} processes were started for this run: leave it out, and give "
+            f"inner_engine = {name!r}"
+        )
+    if inner != "auto":
+        raise BadInputError(f"inner_engine = {inner!r} is for the engine distributed: leave it out, or give engine too")
+    return _one_process(name, experiment, method, compile)
+
+
+def _one_process(name: str, experiment: Experiment, method: Method, compile: Compile | None) -> Engine:
+    """Return an engine that uses this process alone."""
     compile = experiment.config.compile if compile is None else compile
     _refuse_compile(name, experiment, compile)
     if name != "auto" and name not in ENGINES:
@@ -64,6 +97,23 @@ def choose_engine(name: str, experiment: Experiment, method: Method, *, compile:
         raise BadInputError(f"engine {name!r} cannot be used: {why}; use 'loop' or 'auto'")
     warnings.warn(f"using engine 'loop', because {engine.name!r} cannot be used: {why}", stacklevel=2)
     return Loop()
+
+
+def _distributed(
+    inner: str, experiment: Experiment, method: Method, compile: Compile | None, ranks: Ranks
+) -> Distributed:
+    """Return the engine of several ranks; what a method of the user's own adds up is compared with ``loop``."""
+    if inner == "distributed":
+        raise BadInputError("inner_engine = 'distributed': a rank trains its clients alone: use auto or another engine")
+    each = _one_process(inner, experiment, method, compile)
+    if adds_up(method) and not type(method).__module__.startswith("feddpc.methods."):
+        why = disagreement(Distributed(Loop(), ALONE, at_once=1), experiment, method)
+        if why is not None:
+            raise BadInputError(
+                f"{method.name} says needs_only_sums = True, but its server's half cannot be added up in parts: {why}. "
+                "Leave needs_only_sums out of the class"
+            )
+    return Distributed(each, ranks)
 
 
 def _refuse_compile(name: str, experiment: Experiment, compile: Compile) -> None:
@@ -83,6 +133,8 @@ def _refuse_compile(name: str, experiment: Experiment, compile: Compile) -> None
 
 def make_engine(name: str, compile: Compile) -> Engine:
     """Return the engine ``name``; ``auto`` compiles nothing, because that takes longer than most runs."""
+    if name == "distributed":
+        return Distributed(Loop(), ALONE, at_once=1)
     return ENGINES[name](compile=compile is True) if name == "cuda" else ENGINES[name]()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from feddpc.config import MAY_CHANGE, Config, read_toml, write_toml
+from feddpc.config import EXECUTION_KEYS, MAY_CHANGE, Config, read_toml, write_toml
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError, unusable
 from feddpc.experiment import evaluated_in
 from feddpc.round.round import RoundRecord
@@ -222,6 +222,12 @@ def config_digest(config: Config) -> str:
     """Return a hash of what a resumed run must not change; default values are left out, so that new keys may appear."""
     usual = Config().asdict()
     values = {k: v for k, v in config.asdict().items() if k not in MAY_CHANGE and (k not in usual or v != usual[k])}
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def numbers_digest(config: Config) -> str:
+    """Return a hash of all that decides what a run computes, which must be alike on several ranks."""
+    values = {k: v for k, v in config.asdict().items() if k not in EXECUTION_KEYS}
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -18,19 +17,23 @@ from torch import Tensor
 from feddpc import methods
 from feddpc.callbacks import Callback, Callbacks, Run
 from feddpc.config import Config, code_in
+from feddpc.engines.base import Engine
+from feddpc.engines.distributed import Distributed
 from feddpc.experiment import Experiment
 from feddpc.method_changes import for_method
 from feddpc.methods.base import Method, State
 from feddpc.own_functions import describe
+from feddpc.ranks import Ranks, join, place
 from feddpc.registry import code_digest, short_name
 from feddpc.resolve import resolve_device
-from feddpc.round.placement import Placement, resolve
+from feddpc.round.placement import Placement, part_of, resolve
 from feddpc.round.round import RoundRecord, run_round
 from feddpc.round.state import RunState
 from feddpc.runs import checkpoint
 from feddpc.runs.best_model import BestModel
 from feddpc.runs.engine_choice import choose_engine
-from feddpc.runs.environment import environment
+from feddpc.runs.environment import environment, versions
+from feddpc.runs.keeper import ENDED, Keeper, check_shared
 from feddpc.runs.provenance import hashes_of, holdings, privacy_note
 from feddpc.runs.record import (
     LEARNED,
@@ -38,6 +41,7 @@ from feddpc.runs.record import (
     is_run,
     line,
     load_config,
+    numbers_digest,
     read_json,
 )
 from feddpc.runs.reopen import fingerprint, reopen
@@ -49,8 +53,6 @@ from feddpc.torch_globals import set_precision
 
 OnRound = Callable[[dict[str, Any]], None]
 
-#: How runs end that have nothing left to compute.
-ENDED = ("finished", "diverged")
 #: Seconds between checkpoints, unless asked otherwise.
 CHECKPOINT_SECONDS = 5.0
 
@@ -111,47 +113,56 @@ def execute(
     them raises an error, the round is kept and the run can be resumed.
     """
     stop = stop or Stop()
-    tracking = Tracking.of(track, out, resume)
     asked = experiment.config
+    ranks = join(resolve_device(asked.device), asked.rank_timeout)
+    first = not ranks.rank  # of several ranks, the one that shows and records what happens
+    tracking = Tracking.of(track if first else (), out, resume)
+    listener = listener if first else None
     name = asked.method if method is None else method.name
     method = method or methods.create(asked.method, **asked.hyper)
     set_precision(asked.precision)
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     resume = resume and out is not None and is_run(out)
-    stored = load_config(out) if resume and out is not None else None
-    experiment = for_method(experiment, method, _learned(out) if resume and out is not None else None)
-    if examine is not None:
-        examine(experiment)
-    engine, compile, memory = asked.engine, asked.compile, asked.client_memory
-    if stored is not None:  # a resumed run keeps its engine and its place for memories
-        engine, compile = (stored.engine, stored.compile) if engine == "auto" else (engine, compile)
-        memory = stored.client_memory if memory == "auto" else memory
-    machine = choose_engine(engine, experiment, method, compile=compile)
-    kind = resolve(memory, method, experiment.w0, len(experiment.population))
-    config = dataclasses.replace(
-        asked,
-        method=name,
-        hyper=method.hyper(),
-        device=resolve_device(asked.device),
-        threads=experiment.threads,
-        engine=machine.name,
-        compile=getattr(machine, "compile", False),
-        client_memory=kind,
-        data_memory="device" if experiment.task.host is None else "host",
-    )
-    placement = Placement(kind, out / "checkpoint" if out is not None else None)
-    state = RunState.of(experiment, method, placement)
+    with ranks.together("preparing the run"):
+        stored = load_config(out) if resume and out is not None else None
+        experiment = for_method(experiment, method, _learned(out) if resume and out is not None else None)
+        if examine is not None:
+            examine(experiment)
+        machine = _engine(asked, stored, experiment, method, ranks)
+        memory = stored.client_memory if stored is not None and asked.client_memory == "auto" else asked.client_memory
+        kind = resolve(memory, method, experiment.w0, len(experiment.population))
+        config = dataclasses.replace(
+            asked,
+            method=name,
+            hyper=method.hyper(),
+            device=resolve_device(asked.device),
+            threads=experiment.threads,
+            engine=machine.name,
+            inner_engine=machine.inner.name if isinstance(machine, Distributed) else "auto",
+            compile=getattr(machine, "compile", False),
+            client_memory=kind,
+            data_memory="device" if experiment.task.host is None else "host",
+        )
+        placement = Placement(kind, out / "checkpoint" if out is not None else None, part_of(ranks.rank, ranks.size))
+        state = RunState.of(experiment, method, placement)
+        made_of = hashes_of(experiment) | _code(method, config) if out is not None or ranks.size > 1 else {}
+    ranks.compare(versions() | made_of | {"configuration": numbers_digest(config)}, "version, data or configuration")
     folder: RunFolder | None = None
     records: list[dict[str, Any]] = []
     ended: tuple[str, str | None] | None = None
     if out is not None and resume:
-        folder, records, ended = reopen(out, config, state, hashes_of(experiment) | _code(method, config))
+        folder, records, ended = reopen(out, config, state, made_of, ranks)
     elif out is not None:
-        made_of = fingerprint(hashes_of(experiment) | _code(method, config), config)
-        about = environment(machine.name, config.device, made_of, experiment.task.metrics)
-        folder = _begin(out, config, experiment, method, about, lean)
-    keeper = _Keeper(folder, state, checkpoint_seconds, lean)
+        with ranks.together("making the run folder"):
+            about = environment(
+                machine.name, config.device, fingerprint(made_of, config), experiment.task.metrics, ranks.size
+            )
+            folder = _begin(out, config, experiment, method, about, lean) if first else None
+        with ranks.together("looking at the run folder"):
+            if not first:
+                check_shared(out, ranks.rank)
+    keeper = Keeper(folder, out, state, checkpoint_seconds, lean, ranks)
     watching = Callbacks(callbacks, Run(config, experiment, method, state, records, out))
     summary: dict[str, Any] | None = None
     clients = _stored_clients(out, state.round) if resume and out is not None else {}
@@ -178,9 +189,10 @@ def execute(
             try:
                 watching.call("on_round_end")
             except Exception:
-                keeper.keep(record, _why(record, config, stop) or ("interrupted", None))
+                if ranks.size == 1:
+                    keeper.keep(record, _why(record, config, stop) or ("interrupted", None))
                 raise
-            ended = _why(record, config, stop) or watching.run.stopped
+            ended = keeper.agree(_why(record, config, stop) or watching.run.stopped)
             keeper.keep(record, ended)
             tracking.round(records[-1])
             if listener is not None:
@@ -203,6 +215,9 @@ def execute(
         watching.call("on_run_end")
         if listener is not None:
             listener.end(summary)
+    except Exception as error:
+        ranks.failed(error)
+        raise
     finally:
         tracking.end(summary)
         if folder is not None:
@@ -252,28 +267,13 @@ def _learned(out: Path) -> State | None:
     return checkpoint.load_model(out / LEARNED) if (out / LEARNED).exists() else None
 
 
-class _Keeper:
-    """Writes every round down, and a checkpoint now and then; without a folder it does nothing."""
-
-    def __init__(self, folder: RunFolder | None, state: RunState, seconds: float, lean: bool) -> None:
-        self.folder, self.state, self.seconds, self.lean = folder, state, seconds, lean
-        self.due = time.monotonic() + seconds
-
-    def keep(self, record: RoundRecord, ended: tuple[str, str | None] | None) -> None:
-        """Record a round, and how the run ended if it was the last."""
-        if self.folder is None:
-            return
-        self.folder.append(record)
-        began = time.monotonic()
-        if ended is None and began < self.due:
-            return
-        if ended is not None and self.lean and ended[0] in ENDED:
-            return  # the checkpoints are about to go
-        self.folder.records.sync()  # they must be on the disk before a checkpoint says so
-        checkpoint.save(self.folder.checkpoint, self.state, self.folder.records.mark, record.diverged)
-        # A slow checkpoint (a large memory of clients) must not take more than a twentieth of the time.
-        took, share = time.monotonic() - began, 100 if self.lean else 20
-        self.due = time.monotonic() + max(self.seconds, share * took if self.seconds else 0.0)
+def _engine(asked: Config, stored: Config | None, experiment: Experiment, method: Method, ranks: Ranks) -> Engine:
+    """Return the engine that was asked for; a resumed run keeps the one it has unless another was asked for."""
+    name, inner, compile = asked.engine, asked.inner_engine, asked.compile
+    if stored is not None and name == "auto" and place() is None:
+        name, compile = stored.engine, stored.compile
+        inner = stored.inner_engine if inner == "auto" and name == "distributed" else inner
+    return choose_engine(name, experiment, method, compile=compile, inner=inner, ranks=ranks)
 
 
 def _why(record: RoundRecord, config: Config, stop: Stop) -> tuple[str, str | None] | None:

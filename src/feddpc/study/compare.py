@@ -20,6 +20,7 @@ from feddpc.errors import BadInputError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.methods.base import Method
 from feddpc.privacy.mechanism import check as check_private
+from feddpc.ranks import refuse_ranks
 from feddpc.resolve import resolve
 from feddpc.runs.concurrent import run_concurrently
 from feddpc.runs.record import is_blank, is_run, resumed_config
@@ -105,6 +106,7 @@ def run_comparison(
     stop ends the comparison after the round. ``resume`` continues the comparison in ``out``; ``extend`` does so with
     more methods or seeds. The first run is alone in any case, so that what is wrong with all is said once.
     """
+    refuse_ranks("a comparison")
     stop, resume, own = stop or Stop(), resume or extend, own or ComparisonParts()
     check_int("at_once", at_once, 1)
     plan = StudyPlan(list(names), list(seeds), overrides)

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+from feddpc.ranks import refuse_ranks
 from feddpc.runs.runner import CHECKPOINT_SECONDS
 from feddpc.runs.stop import Stop
 from feddpc.storage import explain_os_errors, make_folder, replace_text, without_sync
@@ -59,6 +60,7 @@ def run_study(
     holds the lock of its folder, and each call returns when all its runs are there. A request to ``stop`` is obeyed
     after the present round.
     """
+    refuse_ranks("a study")
     study = _StudyExecution(specs, folder, on_progress, stop or Stop())
     study.run(workers or InProcess(), checkpoint_seconds)
     results = {key: study.result(key) for key in study.specs}

@@ -108,7 +108,7 @@ class Cuda(Engine):
             return super().exchange(experiment, method, state, plan, cohort, probes)
         state.slots.write(plan.clients, done.slots)
         state.clients.write(plan.clients, done.own)
-        count(experiment, state, plan, *done.sent)
+        count(experiment, state, plan.clients, *done.sent, len(state.slots))
         return Exchange(plan.clients, done.loss, done.notes, score=done.scored, validation=done.validated)
 
     @torch.no_grad()
