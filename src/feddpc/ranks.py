@@ -7,7 +7,6 @@ reaches the others through the calls of `Ranks`, which every rank makes in the s
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import re
 import time
@@ -234,7 +233,7 @@ class Ranks:
         self._at = round, doing
         if self._store is not None:
             with suppress(RuntimeError):
-                self._store.set(f"at/{self.rank}", json.dumps(self._at))
+                self._store.set(f"at/{self.rank}", f"round {round} ({doing})")
 
     def failed(self, error: BaseException) -> None:
         """Tell the others why this rank ends."""
@@ -265,14 +264,12 @@ class Ranks:
                     if store.check([f"failed/{rank}"]):
                         return f"rank {rank} has failed: {store.get(f'failed/{rank}').decode()}"
             silent = [rank for rank in others if not store.check([f"waits/{rank}"])]
-            seen = {
-                rank: json.loads(store.get(f"at/{rank}")) if store.check([f"at/{rank}"]) else None for rank in silent
-            }
+            seen = {rank: store.get(f"at/{rank}").decode() if store.check([f"at/{rank}"]) else None for rank in silent}
         except (RuntimeError, ValueError):
             return f"rank 0, which the ranks meet at, has ended in {where}; see what it printed"
         if not silent:
             return f"the ranks cannot reach each other in {where}: {_first_line(text)}"
-        told = [f"rank {r}" + (f", last seen in round {at[0]} ({at[1]})" if at else "") for r, at in seen.items()]
+        told = [f"rank {r}" + (f", last seen in {at}" if at else "") for r, at in seen.items()]
         timed_out = "timed out" in text.lower() or "timeout" in text.lower()
         why = f"did not answer within {self.timeout:g} s" if timed_out else "ended"
         return f"{'; '.join(told)}: {why}, while rank {self.rank} waited in {where}"
