@@ -7,6 +7,7 @@ reaches the others through the calls of `Ranks`, which every rank makes in the s
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import re
 import time
@@ -322,8 +323,12 @@ def backend(where: Place, device: str) -> str:
 
 
 def _part() -> None:
+    """End the threads of the exchange: one that is left when the interpreter ends would abort it."""
+    if _joined is not None:
+        _joined._group = _joined._store = None
     with suppress(Exception):
         torch.distributed.destroy_process_group()
+    gc.collect()
 
 
 def _sent(x: Tensor) -> Tensor:
