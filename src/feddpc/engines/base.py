@@ -93,6 +93,14 @@ class Engine(ABC):
         """Return the metrics of model ``w`` on held-out samples by name."""
         return evaluator(w)
 
+    def clients_here(self, state: RunState, population: int) -> Ints:
+        """Return the clients at which this process evaluates models; it has their memories, if there are any."""
+        return np.arange(population)
+
+    def of_all_clients(self, clients: Ints, values: dict[str, list[float]]) -> dict[str, list[float]]:
+        """Return numbers of all clients by name; ``values`` are those of ``clients``, the ones of this process."""
+        return values
+
     def release(self) -> None:
         """Give back at once what is kept from round to round, the memory of graphs above all; a run has ended."""
         return

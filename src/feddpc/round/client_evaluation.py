@@ -64,14 +64,9 @@ def evaluate_clients(experiment: Experiment, method: Method, engine: Engine, sta
     taken part yet, with the global ones.
     """
     assert experiment.client_tests is not None
-    task, held = experiment.task, experiment.client_tests
-    measured = list(dict.fromkeys([task.metrics[0], LOSS]))
-    targets = task.samples(held.order).y
-    values = _by_client(task, _outputs(experiment, method, state), targets, held, measured)
-    if experiment.config.finetune_steps:
-        tuned = _finetuned_outputs(experiment, method, engine, state)
-        after = _by_client(task, tuned, targets, held, measured)
-        values |= {FINETUNED + name: found for name, found in after.items()}
+    measured = list(dict.fromkeys([experiment.task.metrics[0], LOSS]))
+    clients = engine.clients_here(state, len(experiment.client_tests))
+    values = engine.of_all_clients(clients, _measure(experiment, method, engine, state, clients, measured))
     directions = {metric.name: metric for metric in measured}
     summary: dict[str, float] = {}
     for name, found in values.items():
@@ -80,20 +75,37 @@ def evaluate_clients(experiment: Experiment, method: Method, engine: Engine, sta
     return ClientMetrics(values, summary)
 
 
-def _outputs(experiment: Experiment, method: Method, state: RunState) -> Tensor:
-    """Return what the clients' models make of their held-out samples."""
+def _measure(
+    experiment: Experiment, method: Method, engine: Engine, state: RunState, clients: np.ndarray, measured: list[Metric]
+) -> dict[str, list[float]]:
+    """Return metrics at some clients, in their order."""
     task, held = experiment.task, experiment.client_tests
     assert held is not None
-    w = state.model(method)
+    stages = ("", FINETUNED) if experiment.config.finetune_steps else ("",)
+    if not len(clients):
+        return {stage + metric.name: [] for stage in stages for metric in measured}
+    if len(clients) < len(held):
+        held = Partition.from_lists([held[client] for client in clients])
+    values = _by_client(task, _outputs(experiment, method, state, held, clients), held, clients, measured)
+    if experiment.config.finetune_steps:
+        tuned = _finetuned_outputs(experiment, method, engine, state, held, clients)
+        after = _by_client(task, tuned, held, clients, measured)
+        values |= {FINETUNED + name: found for name, found in after.items()}
+    return values
+
+
+def _outputs(experiment: Experiment, method: Method, state: RunState, held: Partition, clients: np.ndarray) -> Tensor:
+    """Return what the models of some clients make of the samples ``held`` out of their training."""
+    task, w = experiment.task, state.model(method)
     if not (overrides(method, "personal") or experiment.buffers(method) == "local"):
         with _evaluating(task):
             return torch.cat([task.outputs(w, x) for x in torch.split(task.samples(held.order).x, 500)])
     parts = []
-    for client in range(len(held)):
+    for client, samples in zip(clients, held, strict=True):
         memory = {key: rows[0] for key, rows in _memories(method, state, np.array([client])).items()}
         mine = _whole(method.personal(task, w[: task.d], memory), memory.get(STATISTICS, state.statistics))
         with _evaluating(task):
-            parts.append(task.outputs(mine, task.samples(held[client]).x))
+            parts.append(task.outputs(mine, task.samples(samples).x))
     return torch.cat(parts)
 
 
@@ -123,10 +135,11 @@ def _evaluating(task: NetworkTask) -> Iterator[None]:
 
 
 def _by_client(
-    task: NetworkTask, outputs: Tensor, targets: Tensor, held: Partition, measured: list[Metric]
+    task: NetworkTask, outputs: Tensor, held: Partition, clients: np.ndarray, measured: list[Metric]
 ) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {metric.name: [] for metric in measured}
-    for client, (first, last) in enumerate(itertools.pairwise(held.starts.tolist())):
+    targets = task.samples(held.order).y
+    for client, (first, last) in zip(clients, itertools.pairwise(held.starts.tolist()), strict=True):
         try:
             values = task.metrics_of(outputs[first:last], targets[first:last], found)
         except BadInputError as error:
@@ -154,7 +167,7 @@ def try_metrics(experiment: Experiment) -> None:
     with _evaluating(task):
         outputs = torch.cat([task.outputs(w, x) for x in torch.split(samples.x, 500)])
     name = primary.metric.name
-    values = _by_client(task, outputs, samples.y, held, [primary.metric])[name]
+    values = _by_client(task, outputs, held, np.arange(len(held)), [primary.metric])[name]
     lacking = np.flatnonzero(~np.isfinite(values))
     if len(lacking):
         mine = samples.y[held.starts[lacking[0]] : held.starts[lacking[0] + 1]]
@@ -167,30 +180,31 @@ def try_metrics(experiment: Experiment) -> None:
         )
 
 
-def _finetuned_outputs(experiment: Experiment, method: Method, engine: Engine, state: RunState) -> Tensor:
+def _finetuned_outputs(
+    experiment: Experiment, method: Method, engine: Engine, state: RunState, held: Partition, clients: np.ndarray
+) -> Tensor:
     """Return the outputs of every client's own model, after local steps, on the client's held-out samples.
 
     The steps are those of FedAvg, or of a method whose clients keep a part of the model.
     """
-    steps, task, held = experiment.config.finetune_steps, experiment.task, experiment.client_tests
-    assert held is not None
+    steps, task = experiment.config.finetune_steps, experiment.task
     tuner = method if overrides(method, "personal") else FedAvg()
     client_lr, _ = experiment.population.rates(state.round)
     planner = replace(experiment.planner, epochs=steps)  # enough batches, even for a client with a single one
     w, parts = method.evaluated(state.w, state.server), []
     down = {} if state.statistics is None else {STATISTICS: state.statistics}
     for first in range(0, len(held), AT_ONCE):
-        ids = np.arange(first, min(first + AT_ONCE, len(held)))
+        ids = clients[first : first + AT_ONCE]
         plan = experiment.staged(planner.plan(state.round, ids).first(steps))
         own = _memories(method, state, ids)
         kept = own if tuner is method else {key: own[key] for key in (STATISTICS,) if key in own}
         trained = engine.train(experiment.local(tuner, state.statistics), task, w, down, kept, plan, client_lr)
-        for i, client in enumerate(ids.tolist()):
+        for i in range(len(ids)):
             memory = {key: rows[i] for key, rows in trained.memory.items()}
             mine = tuner.personal(task, w - trained.uploads["delta"][i], memory)
             measured = trained.uploads[STATISTICS][i] if STATISTICS in trained.uploads else None
             with _evaluating(task):
-                parts.append(task.outputs(_whole(mine, measured), task.samples(held[client]).x))
+                parts.append(task.outputs(_whole(mine, measured), task.samples(held[first + i]).x))
     return torch.cat(parts)
 
 

@@ -271,7 +271,10 @@ def _engine(asked: Config, stored: Config | None, experiment: Experiment, method
     """Return the engine that was asked for; a resumed run keeps the one it has unless another was asked for."""
     name, inner, compile = asked.engine, asked.inner_engine, asked.compile
     if stored is not None and name == stored.engine and place() is not None:
-        name, inner = "auto", "auto" if stored.engine != "distributed" else inner  # ranks go on with what one process began
+        name, inner = (
+            "auto",
+            "auto" if stored.engine != "distributed" else inner,
+        )  # ranks go on with what one process began
     if stored is not None and name == "auto" and place() is None:
         name, compile = stored.engine, stored.compile
         inner = stored.inner_engine if inner == "auto" and name == "distributed" else inner

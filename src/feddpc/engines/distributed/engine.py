@@ -149,6 +149,23 @@ class Distributed(Engine):
             return evaluator(w)
         return self._in_batches(task, w, task.test_batches(evaluator.batch_size))
 
+    def clients_here(self, state: RunState, population: int) -> Ints:
+        """Return the clients whose memories this rank has, and its part of those without a memory."""
+        everyone = np.arange(population)
+        home = self.homes.of(everyone)
+        at = everyone % self.ranks.size if home is None else np.where(home < 0, everyone % self.ranks.size, home)
+        here: Ints = everyone[at == self.ranks.rank]
+        return here
+
+    def of_all_clients(self, clients: Ints, values: dict[str, list[float]]) -> dict[str, list[float]]:
+        """Bring the numbers of all ranks' clients together."""
+        said = self.ranks.gather((clients, values))
+        found = {name: np.zeros(sum(len(ids) for ids, _ in said)) for name in values}
+        for ids, theirs in said:
+            for name, numbers in theirs.items():
+                found[name][ids] = numbers
+        return {name: numbers.tolist() for name, numbers in found.items()}
+
     def _in_batches(self, task: NetworkTask, w: Tensor, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
         shares = deal(np.array([len(x) for x, _ in batches], dtype=np.int64), self.ranks.size)
         mine = [batches[i] for i in shares.places[self.ranks.rank]]

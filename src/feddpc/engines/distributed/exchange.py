@@ -32,10 +32,11 @@ SERVER_HOOKS = ("broadcast", "transform", "combine", "aggregate")
 
 
 def adds_up(method: Method) -> bool:
-    """Say whether every rank can keep its rows: the class with the last word on the server's half says so itself."""
+    """Say whether every rank can keep its rows: the method says so, and no class of the user's own comes in between."""
     order = type(method).__mro__
     said = next(i for i, kind in enumerate(order) if "needs_only_sums" in vars(kind))
-    return method.needs_only_sums and not any(hook in vars(kind) for kind in order[:said] for hook in SERVER_HOOKS)
+    own = [kind for kind in order[:said] if not kind.__module__.startswith("feddpc.methods.")]
+    return method.needs_only_sums and not any(hook in vars(kind) for kind in own for hook in SERVER_HOOKS)
 
 
 def exchange(
@@ -87,12 +88,14 @@ class Share:
 
     def step_from_sums(self, plan: BatchPlan, cohort: SharedCohort, probes: State) -> Exchange:
         """Train some clients at a time, add up what the server's rule wants of them, and forget their uploads."""
-        state = self.state
+        state, work, spent = self.state, self.experiment.task.work, None
         while True:
             parts = Parts(self, cohort)
             for rows in self._few_at_a_time(plan):
                 parts.add(self.train(plan.take(rows), _rows_of(probes, rows), cohort.client_lr), rows)
             parts.complete()
+            spent = spent or replace(work)
+            work.reset_to(spent)  # clients that train again do so for this engine only
             table = in_order(self.ranks, cohort.shares, parts.table)
             gone = table[:, 1].bool().numpy()
             if not gone.any():
@@ -100,7 +103,6 @@ class Share:
             # Weights are those among the clients that are left, so what was added up must be added up again.
             keep = np.flatnonzero(~gone[cohort.shares.places[self.ranks.rank]])
             plan, probes, cohort = plan.take(keep), _rows_of(probes, keep), cohort.without(gone, self.ranks)
-            self.experiment.task.work.reset_to(self.engine.work_before)
             if not len(cohort.whole.clients):
                 self._count(parts.sent)
                 return empty_exchange(self.experiment, self.method, state, cohort.whole)
