@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ class Room:
     def __init__(self, size: int) -> None:
         self.size, self.barrier = size, threading.Barrier(size, timeout=120)
         self.brought: list[Any] = [None] * size
+        self.turn = threading.Condition()
+        self.next = 0  #: whose turn it is
         self.mail: dict[tuple[int, int], queue.SimpleQueue[Tensor]] = {
             (a, b): queue.SimpleQueue() for a in range(size) for b in range(size)
         }
@@ -40,8 +43,26 @@ class ThreadRanks(Ranks):
         self.room = room
         self.sent = 0  #: numbers that were added up or gathered
 
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """One rank after the other, so that what they do to files is done in one order."""
+        with self.room.turn:
+            assert self.room.turn.wait_for(lambda: self.room.next == self.rank, timeout=120)
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        with self.room.turn:
+            self.room.next = (self.rank + 1) % self.size
+            self.room.turn.notify_all()
+        self._settle(doing, error)
+
     def gather(self, value: Any) -> list[Any]:
         return copy.deepcopy(self.room.swap(self.rank, value))
+
+    def numbers(self, mine: Sequence[int]) -> list[list[int]]:
+        return self.room.swap(self.rank, list(mine))
 
     def _add(self, x: Tensor) -> Tensor:
         self.sent += x.numel()

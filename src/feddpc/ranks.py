@@ -119,20 +119,23 @@ class Ranks:
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
         """Do something on all ranks, without any exchange; if it fails on one, all of them raise an error."""
-        error: BaseException | None = None
+        error: Exception | None = None
         try:
             yield
         except Exception as raised:
             error = raised
-        if self.size > 1:
-            said = self.gather(None if error is None else f"{_kind(error)}{error}")
-            failed = {rank: text for rank, text in enumerate(said) if text is not None}
-            if failed and error is None:
-                raise RankError("; ".join(f"rank {rank}, {doing}: {text}" for rank, text in failed.items()))
-            if isinstance(error, FeddpcError):
-                raise RankError(f"rank {self.rank}, {doing}: {error}") from error
+        self._settle(doing, error)
+
+    def _settle(self, doing: str, error: Exception | None) -> None:
+        """Raise if what was done failed here or on another rank."""
+        said = self.gather(None if error is None else f"{_kind(error)}{error}")
+        if self.size > 1 and isinstance(error, FeddpcError):
+            raise RankError(f"rank {self.rank}, {doing}: {error}") from error
         if error is not None:
             raise error
+        failed = {rank: text for rank, text in enumerate(said) if text is not None}
+        if failed:
+            raise RankError("; ".join(f"rank {rank}, {doing}: {text}" for rank, text in failed.items()))
 
     def compare(self, mine: dict[str, Any], what: str) -> None:
         """Raise unless all ranks have the same values."""

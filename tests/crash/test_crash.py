@@ -149,6 +149,14 @@ def test_a_run_that_keeps_its_best_model_at_some_calls(crashes):
     at_moments(world, 2)
 
 
+@pytest.mark.parametrize("memory", ["device", "disk"])
+def test_two_ranks_at_some_calls(crashes, memory):
+    world = crashes(f"scaffold on {memory} by two ranks")
+    for seed, end in enumerate((*KILLS, *CUTS, "ENOSPC")):
+        world.at(*few(world.calls, 1, seed), end)
+    at_moments(world, 1)
+
+
 def test_a_sweep_at_some_calls(crashes):
     world = crashes("sweep")
     for seed, end in enumerate(("kill in the middle", "power cut with names", "EROFS")):
@@ -183,6 +191,17 @@ def test_a_run_at_every_call(crashes, world):
     for number in range(1, len(world.calls) + 1):
         world.at(number, by_turns((*KILLS, *CUTS, *ERRORS), number))
     at_moments(world, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["scaffold on disk by two ranks", "fedvarp on device by two ranks"])
+def test_two_ranks_at_every_call(crashes, world):
+    """At every call of either rank, in one way after the other."""
+    world = crashes(world)
+    for number in range(1, len(world.calls) + 1):
+        world.at(number, by_turns((*KILLS, *CUTS, *ERRORS), number))
+    at_moments(world, 10)
+    assert len(world.points) >= 100
 
 
 @pytest.mark.slow

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from feddpc.runs import checkpoint
 from feddpc.runs.runner import execute
 from feddpc.study import run_study
 from federations import Unreliable, halves, train
+from ranks_in_threads import ThreadRanks, on_ranks
 from support import setting_for
 from sweeping import specs
 
@@ -72,6 +75,26 @@ class Run(World):
             found |= {f"{kind} {k}": v for k, v in memory.read(ids.sort().values.numpy()).items()}
         facts = {f"checkpoint: {k}": v.numpy().tobytes() for k, v in found.items()}
         return facts | {"checkpoint: round": repr((saved.round, saved.meter, saved.diverged)).encode()}
+
+
+class TwoRanks(Run):
+    """The same run on two ranks, threads of one process that take turns at files."""
+
+    def __init__(self, method: str, memory: str) -> None:
+        super().__init__(method, memory)
+        how = {"rounds": 3, "engine": "distributed", "inner_engine": "loop", "client_memory": memory}
+        self.settings = [setting_for(self.method, **how) for _ in range(2)]
+
+    def go(self, folder: Path) -> None:
+        mine = threading.local()
+        with patch("feddpc.runs.runner.join", lambda *_: mine.ranks):
+
+            def one(ranks: ThreadRanks) -> None:
+                mine.ranks = ranks
+                setting = self.settings[ranks.rank]
+                execute(setting, method=self.method, out=folder, resume=True, checkpoint_seconds=0)
+
+            on_ranks(2, one)
 
 
 class Sweep(World):
@@ -158,5 +181,7 @@ def make(name: str) -> World:
         return Sweep()
     if name.startswith("federation of "):
         return Federation(name.removeprefix("federation of "))
+    if name.endswith(" by two ranks"):
+        return TwoRanks(*name.removesuffix(" by two ranks").split(" on "))
     method, memory = name.removeprefix("best of ").split(" on ")
     return Run(method, memory, "best" if name.startswith("best of ") else "last")
