@@ -16,6 +16,7 @@ from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from feddpc.cli import app as feddpc_cli
+from feddpc.cli.flags import UNFINISHED
 from feddpc.config import read_toml
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,14 @@ def test_units_and_containers_run_the_same_commands():
     for service, unit in {"superlink": "superlink", "supervisor": "supervisor", "supernode": "supernode"}.items():
         started = re.search(r"^ExecStart=(.*)$", UNITS[f"feddpc-{unit}"], re.MULTILINE)[1]
         assert words(started) == words({**server, **node}[service]["command"])
+
+
+def test_a_run_that_was_stopped_or_given_up_is_not_submitted_again_by_a_restart():
+    """A supervisor ends with 0 if somebody stopped its run; containers cannot tell the other codes apart."""
+    unit = dict(re.findall(r"^(\w+)=(.*)$", UNITS["feddpc-supervisor"], re.MULTILINE))
+    assert unit["Restart"] == "on-failure"
+    assert unit["RestartPreventExitStatus"].split() == ["2", str(UNFINISHED)]
+    assert COMPOSE["compose.server.yaml"]["services"]["supervisor"]["restart"] == "no"
 
 
 def test_ports_and_files_agree():
