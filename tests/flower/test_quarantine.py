@@ -1,16 +1,19 @@
 """The bound on norms that is on by default, and nodes that are not asked after refusals in a row."""
 
 import json
+import random
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Error
+from flwr.app import Array, ConfigRecord, Error
 from flwr.app.message.message import make_message
 from flwr.common.constant import ErrorCode
 
 from feddpc import flower
 from feddpc.errors import BadInputError
+from feddpc.flower.exposition import Counts
+from feddpc.runs.record import line
 from federations import NODES, Unreliable, halves, plain_app, train, vector
 
 QUIET = {"min_available_nodes": NODES, "fraction_evaluate": 0.0}
@@ -31,6 +34,20 @@ def shifted(by):
 
 def absent(t, replies):
     return []
+
+
+class Evaluating(Unreliable):
+    """Notes which nodes were asked to evaluate, one list per round."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.asked = []
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "evaluate":
+            self.asked.append([message.metadata.dst_node_id for message in messages])
+        return super().send_and_receive(messages, timeout=timeout)
 
 
 class TestDefaultScreening:
@@ -152,7 +169,51 @@ class TestQuarantine:
         train(strategy, Unreliable(flower.client_app(**client), victim=VICTIM, fault=shifted(np.nan)), 6)
         assert [r.round for r in strategy.refusals] == [1, 2, 6]
         assert strategy.records[3].federation["quarantined"] == [NODE]
-        assert strategy.records[3].dropped == [VICTIM]
+        assert strategy.records[3].dropped == []  # it was not asked
+
+    def test_a_node_that_is_not_asked_is_no_missing_reply(self):
+        server, client = halves(cohort=NODES)
+        strategy = flower.strategy("feddpc", **{**server, "quarantine": {"after": 2, "rounds": 3}})
+        train(strategy, Unreliable(flower.client_app(**client), victim=VICTIM, fault=shifted(np.nan)), 6)
+        counts = Counts()
+        for record in strategy.records:
+            counts.add_record(json.loads(line(record)))
+        assert counts.missing == 0
+
+    @pytest.mark.parametrize("share", [1.0, 0.5])
+    def test_it_is_not_asked_to_evaluate_either(self, share):
+        """Round 1 and 2 are refused, the quarantine is of rounds 3 to 5; its metrics would count in the means."""
+        server, client = halves(cohort=NODES)
+        any_method = flower.strategy(
+            "feddpc", **{**server, "quarantine": {"after": 2, "rounds": 3}, "fraction_evaluate": share}
+        )
+        wanted = {**QUIET, "quarantine": {"after": 2, "rounds": 3}, "fraction_evaluate": share}
+        for strategy, app in ((any_method, flower.client_app(**client)), (flower.FedAvg(**wanted), plain_app())):
+            grid = Evaluating(app, victim=VICTIM, fault=shifted(np.nan))
+            train(strategy, grid, 6)
+            assert [NODE in nodes for nodes in grid.asked[1:5]] == [False] * 4
+            assert share < 1 or [NODE in grid.asked[0], NODE in grid.asked[5]] == [True, True]
+            assert [len(nodes) for nodes in grid.asked] == [int(share * NODES)] * 6 or share == 1.0
+
+    def test_evaluations_draw_the_nodes_that_flower_draws(self):
+        from flwr.serverapp.strategy import FedAvg
+
+        drawn = []
+        for strategy in (FedAvg(fraction_evaluate=0.5), flower.FedAvg(fraction_evaluate=0.5)):
+            grid = Evaluating(plain_app())
+            random.seed(3)
+            train(strategy, grid)
+            drawn.append(grid.asked)
+        assert drawn[0] == drawn[1]
+        assert [len(nodes) for nodes in drawn[0]] == [NODES // 2] * 3
+
+    def test_if_all_others_have_left_nobody_evaluates(self):
+        grid = Evaluating(plain_app(), victim=VICTIM, fault=shifted(np.nan))
+        strategy = flower.FedAvg(min_train_nodes=1, min_available_nodes=1, quarantine={"after": 1, "rounds": 9})
+        train(strategy, grid, 1)
+        grid.contexts = {NODE: grid.contexts[NODE]}
+        strategy.min_evaluate_nodes = 1
+        assert list(strategy.configure_evaluate(1, strategy.arrays(), ConfigRecord(), grid)) == []
 
     def test_a_client_beyond_the_population_is_not_at_fault(self):
         strategy = flower.FedAvg(**{**QUIET, "population": NODES - 2})

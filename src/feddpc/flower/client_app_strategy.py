@@ -169,7 +169,12 @@ class ClientAppStrategy(MethodStrategy):
             return ids
         node_of = self.registry.node_of()
         chosen = set(self.quarantine.choose([node_of[c] for c in ids.tolist()], t, self.quorum(len(ids))))
-        return np.array([c for c in ids.tolist() if node_of[c] in chosen], dtype=np.int64)
+        out = self.quarantined(t) - chosen
+        self._invited, ids = (  # those in quarantine are not missing
+            np.array([c for c in some.tolist() if node_of.get(c) not in out], dtype=np.int64)
+            for some in (self._invited, ids)
+        )
+        return ids
 
     def receive(self, t: int, replies: Iterable[Message]) -> Received:
         """Screen the replies, each on its own; simulated faults change some of them first."""
@@ -233,8 +238,9 @@ class ClientAppStrategy(MethodStrategy):
         t, share, self.sent = self.offset + server_round, self.fraction_evaluate, []
         if share and self._evaluates_in(t):
             connected = sorted(set(grid.get_node_ids()) & self.registry.ready & self.registry.nodes.keys())
-            chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
-            nodes = sorted(chosen[: max(int(len(connected) * share), self.min_evaluate_nodes)].tolist())
+            order = generator(self.config.seed, "who evaluates", t).permutation(connected).tolist()
+            chosen = [node for node in order if node not in self.quarantined(t)]
+            nodes = sorted(chosen[: max(int(len(connected) * share), self.min_evaluate_nodes)])
             model = pack({"w": self.method.evaluated(self.now.w, self.now.server)})
             parts = {self.registry.nodes[node]: {"arrays": model} for node in nodes}
             self.sent = self.nodes.messages(MessageType.EVALUATE, parts, t)

@@ -205,6 +205,10 @@ class FederatedRun(FedAvg):
         if arrays is not self._arrays:
             self.now.w, self._arrays = self.read_model(arrays), arrays
 
+    def quarantined(self, t: int) -> set[int]:
+        """Return the nodes in quarantine in round ``t``."""
+        return set() if self.quarantine is None else self.quarantine.excluded(t)
+
     def reset(self, w: Tensor) -> None:
         """Set the state before round 1, with the model ``w``. Per client: its node, and the last round that counted."""
         self.state = RunState.begin(self.method, w, self.population, optimizer=self.policies.optimizer)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
 
 from feddpc.errors import BadInputError
 from feddpc.flower.dropin_privacy import DropInPrivacy
@@ -39,15 +38,17 @@ class NodeStrategy(MethodStrategy):
             self.set_model(arrays)
         if not self.fraction_train:
             return []
-        # Flower waits for the sample that it takes of all nodes; wait for the nodes before a fraction is taken of them.
-        connected = wait_for_nodes(grid, self.min_available_nodes)
-        connected = wait_for_nodes(grid, max(int(len(connected) * self.fraction_train), self.min_train_nodes))
+        connected = wait_for_nodes(grid, self.min_available_nodes, self.fraction_train, self.min_train_nodes)
         self._number(connected)
         self._refuse_unknown_nodes(connected)
-        nodes = self._sample(t, connected)
+        return self._messages(t, MessageType.TRAIN, arrays, config, self._sample(t, connected))
+
+    def _messages(
+        self, t: int, kind: str, arrays: ArrayRecord, config: ConfigRecord, nodes: list[int]
+    ) -> list[Message]:
         config["server-round"] = t
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return list(self._construct_messages(record, nodes, MessageType.TRAIN))
+        return list(self._construct_messages(record, nodes, kind))
 
     def _sample(self, t: int, connected: list[int]) -> list[int]:
         """Return the nodes that take part in round ``t``."""
@@ -55,7 +56,7 @@ class NodeStrategy(MethodStrategy):
             return sample_by_coins(connected, self.fraction_train)
         fraction, least = self.fraction_train, max(self.min_replies, self.min_train_nodes)
         eligible = connected if self.quarantine is None else self.quarantine.choose(connected, t, least)
-        nodes = sample_share(eligible, len(connected), fraction, self.min_train_nodes)
+        nodes = sample_share(eligible, len(connected), fraction, self.min_train_nodes, "training")
         if not self._sampled:
             refuse_small_sample(len(nodes), len(connected), self.min_replies, fraction, self.min_train_nodes)
         self._sampled = True
@@ -64,9 +65,14 @@ class NodeStrategy(MethodStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample nodes as Flower does and send them the model that the method's authors evaluate."""
-        t = self.offset + server_round
-        self.sent = list(FedAvg.configure_evaluate(self, t, self.evaluated(arrays), config, grid))
+        """Sample nodes as Flower does, none in quarantine; send them the model that the method's authors evaluate."""
+        t, fraction, least, self.sent = self.offset + server_round, self.fraction_evaluate, self.min_evaluate_nodes, []
+        if fraction:
+            connected = wait_for_nodes(grid, self.min_available_nodes, fraction, least)
+            out = self.quarantined(t)
+            eligible = [node for node in connected if node not in out]
+            nodes = sample_share(eligible, len(connected), fraction, least, "evaluation")
+            self.sent = self._messages(t, MessageType.EVALUATE, self.evaluated(arrays), config, nodes)
         return self.sent
 
     def read_evaluations(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
