@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from feddpc import flower
 from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
 from feddpc.report import page, tables
-from feddpc.runs.record import RunFolder
+from feddpc.runs.record import RunFolder, line
 from feddpc.runs.stored import load
 from federations import NODES, Unreliable, W, halves, plain_app, train, vector
 
@@ -119,6 +119,45 @@ class TestRecords:
         (said,) = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
         assert "\n" not in said
         assert len(said) < 1000
+
+    @pytest.mark.parametrize("stored", [True, False])
+    def test_metrics_that_json_cannot_write_are_converted_or_left_out_with_one_warning(self, tmp_path, caplog, stored):
+        def measured(*_):
+            return {
+                "accuracy": np.float32(0.5),
+                "loss": torch.tensor(2.0, requires_grad=True),
+                "count": np.int64(3),
+                "per-class": torch.tensor([0.25, 0.5]),
+                "good": np.bool_(True),
+                "name": "a text",
+                "none": None,
+                "matrix": np.eye(2),
+            }
+
+        folder = tmp_path / "run" if stored else None
+        functions = {"train_metrics_aggr_fn": measured, "evaluate_metrics_aggr_fn": measured}
+        strategy, result = run(folder, 2, measured, **functions)
+        numbers = {"accuracy": 0.5, "loss": 2.0, "count": 3, "per-class": [0.25, 0.5], "good": 1.0}
+        for record in map(json.loads, map(line, strategy.records)):
+            assert {f"clients_evaluate_{name}": value for name, value in numbers.items()}.items() <= record.items()
+            assert {f"clients_train_{name}": value for name, value in numbers.items()}.items() <= record.items()
+            assert (record["test_accuracy"], record["test_loss"], record["train_loss"]) == (0.5, 2.0, 2.0)
+            assert not any("matrix" in key or "name" in key for key in record)
+        if stored:
+            assert [r["test_accuracy"] for r in lines(folder)] == [0.5, 0.5]
+        for of in (result.evaluate_metrics_serverapp, result.evaluate_metrics_clientapp):
+            assert dict(of[2]) == numbers
+        for name in ("name", "none", "matrix"):
+            assert sum(f"{name!r} is no number" in text for text in caplog.messages) == 1
+
+    def test_any_method_converts_them_too(self, tmp_path):
+        server, client = halves()
+        strategy = flower.strategy("feddpc", **server, folder=tmp_path / "run")
+        result = train(
+            strategy, Unreliable(flower.client_app(**client)), 1, evaluate_fn=lambda *_: {"f1": np.float32(0.5)}
+        )
+        assert result.evaluate_metrics_serverapp[1]["f1"] == 0.5
+        assert len(lines(tmp_path / "run")) == 1
 
     def test_a_round_whose_evaluation_fails_is_kept(self, tmp_path):
         def fails(t, arrays):

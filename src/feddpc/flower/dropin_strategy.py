@@ -285,7 +285,8 @@ class DropInStrategy(NodeStrategy):
         self.now.watched = store_buffers(self.now.watched, self.buffers, self._buffer_mean)
         self._stream, self._buffer_mean = None, BufferMean()  # free their memory until the next round
         usable = averageable([replies[client] for client in ids.tolist()], self.weighted_by_key)
-        metrics = dict((self.train_metrics_aggr_fn(usable, self.weighted_by_key) or {}) if usable else {})
+        found = self.train_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
+        metrics = dict(self.metric_values.convert(found))
         losses = (value for name in LOSSES if isinstance(value := metrics.get(name), int | float))
         return float(next(losses, float("nan"))), metrics
 

@@ -92,9 +92,10 @@ class MethodStrategy(FederatedRun):
         """Return a function that evaluates the model, and then writes the round down."""
 
         def evaluate(t: int, arrays: ArrayRecord) -> MetricRecord | None:
-            measured = evaluate_fn(t + done, self.evaluated(arrays))
-            self.run_log.end_round(measured or {})
-            return measured
+            found = evaluate_fn(t + done, self.evaluated(arrays))
+            measured = self.metric_values.convert(found)
+            self.run_log.end_round(measured)
+            return None if found is None else measured
 
         return evaluate
 
@@ -135,11 +136,12 @@ class MethodStrategy(FederatedRun):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average what clients measured; if the server does not evaluate afterwards, the round ends."""
-        metrics = self.read_evaluations(self.offset + server_round, replies)
-        self.run_log.clients_measured = metrics or {}
+        found = self.read_evaluations(self.offset + server_round, replies)
+        measured = self.metric_values.convert(found)
+        self.run_log.clients_measured = measured
         if not self.evaluates_itself:
             self.run_log.end_round()
-        return metrics
+        return None if found is None else measured
 
     def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
         """Make one message per node; its group is the round, which Flower copies into every reply."""
