@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,14 +23,14 @@ def move(node: int, t: int) -> dict[str, np.ndarray]:
     return {"weight": rng.normal(size=(3, 2)), "bias": rng.normal(size=2)}
 
 
-def plain_app() -> ClientApp:
-    """A client app as people have them: it gets weights and returns weights."""
+def plain_app(scale: Callable[[int], float] = lambda t: 1.0) -> ClientApp:
+    """A client app as people have them: it gets weights and returns weights; ``scale`` is its rate in a round."""
     app = ClientApp()
 
     @app.train()
     def train(message, context):
         t, node = message.content["config"]["server-round"], context.node_config["partition-id"]
-        arrays = {k: Array(a.numpy() - move(node, t)[k]) for k, a in message.content["arrays"].items()}
+        arrays = {k: Array(a.numpy() - scale(t) * move(node, t)[k]) for k, a in message.content["arrays"].items()}
         metrics = MetricRecord({"num-examples": 10 + node, "loss": float(node)})
         return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
 

@@ -1,7 +1,9 @@
 """The bound on norms that is on by default, and nodes that are not asked after refusals in a row."""
 
+import contextlib
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from feddpc import flower
 from feddpc.errors import BadInputError
 from feddpc.flower.exposition import Counts
 from feddpc.runs.record import line
-from federations import NODES, Unreliable, halves, plain_app, train, vector
+from federations import NODES, Unreliable, halves, move, plain_app, train, vector
 
 QUIET = {"min_available_nodes": NODES, "fraction_evaluate": 0.0}
 VICTIM, NODE = 2, 1002
@@ -34,6 +36,11 @@ def shifted(by):
 
 def absent(t, replies):
     return []
+
+
+def broken_app():
+    """A client app all of whose replies hold NaN."""
+    return plain_app(lambda t: np.nan)
 
 
 class Evaluating(Unreliable):
@@ -99,6 +106,54 @@ class TestDefaultScreening:
         assert strategy.records[0].participants == list(range(NODES))
         with pytest.raises(BadInputError, match="screen"):
             train(flower.FedAvg(**QUIET, buffer_names=["bias"], screen={"norm": 30}), Unreliable(plain_app()), 1)
+
+
+def warming(t):
+    """A rate that begins a thousand times smaller."""
+    return 0.001 if t <= 15 else 1.0
+
+
+class TestHonestClientsBeyondTheBound:
+    """After a warm-up all updates are longer than any before them, and the default bound refuses them for a while."""
+
+    def test_a_refusal_states_norm_median_and_bound(self):
+        strategy = flower.FedAvg(**QUIET)
+        train(strategy, Unreliable(plain_app(), victim=VICTIM, fault=shifted(1e6)), 1)
+        (refusal,) = strategy.refusals
+        norm, bound, factor, median = map(float, re.findall(r"[\d.]+(?:e[+-]?\d+)?", refusal.reason)[:4])
+        norms = [np.sqrt(sum((part**2).sum() for part in move(node, 1).values())) for node in range(NODES)]
+        norms[VICTIM] = norm
+        assert norm == pytest.approx(1e6 * 6**0.5, rel=1e-3)
+        assert median == pytest.approx(sorted(norms)[(NODES - 1) // 2], rel=1e-3)
+        assert factor == 30
+        assert bound == pytest.approx(30 * median, rel=1e-3)
+
+    def test_the_error_names_the_remedies(self, tmp_path):
+        strategy = flower.FedAvg(**QUIET, folder=tmp_path / "run")
+        with pytest.raises(flower.VoidRoundsError, match=r"median.*another folder.*screen=None") as error:
+            train(strategy, Unreliable(plain_app(warming)), 30)
+        assert "'norm':" in str(error.value)
+        assert str(error.value).count("much longer than usual: delta has norm") == 3  # once per round
+        with pytest.raises(flower.VoidRoundsError) as error:  # for another reason
+            train(flower.FedAvg(**QUIET), Unreliable(broken_app()), 9)
+        assert "screen" not in str(error.value)
+
+    def test_the_bound_follows_after_half_a_window_also_over_restarts(self, tmp_path):
+        """In 100 replies, 8 per round, the median is an old norm in 6 rounds; all nodes are asked meanwhile."""
+        records = []
+        for _ in range(3):
+            strategy = flower.FedAvg(**QUIET, folder=tmp_path / "run")
+            with contextlib.suppress(flower.VoidRoundsError):
+                train(strategy, Unreliable(plain_app(warming)), 25)
+            records += strategy.records
+        assert [r.round for r in records] == list(range(1, 26))
+        assert [r.round for r in records if not r.participants] == list(range(16, 22))
+        assert all(len(r.participants) + len(r.rejected) == NODES for r in records)
+
+    def test_a_shorter_window_follows_sooner(self):
+        strategy = flower.FedAvg(**QUIET, screen={"norm": 30, "window": 20})
+        train(strategy, Unreliable(plain_app(warming)), 18)
+        assert [r.round for r in strategy.records if not r.participants] == [16]
 
 
 class TestQuarantine:

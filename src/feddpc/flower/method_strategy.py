@@ -119,7 +119,7 @@ class MethodStrategy(FederatedRun):
         usable = {received.nodes[client] for client in received.ids.tolist()}
         void = self._void_reason(t, received)
         outcome = self.step(t, received)
-        void = received.refuse_rejected(t, outcome, self.min_replies) or void
+        void = received.refuse_rejected(t, outcome, self.min_replies, self._excess(t, received, outcome)) or void
         ids = received.ids[outcome.kept.numpy()]
         loss, metrics = self.summarize(received, ids, outcome) if len(ids) else (float("nan"), {})
         notes = self.now.apply(self.method, outcome, ids) | received.notes
@@ -227,6 +227,13 @@ class MethodStrategy(FederatedRun):
         if void is not None:
             received.ids = received.ids[:0]
         return void if received.expected else None
+
+    def _excess(self, t: int, received: Received, outcome: StepOutcome) -> dict[int, str]:
+        """Return how far replies are beyond the bound on norms, by their place in the cohort."""
+        defense, screened = self.policies.defense, outcome.screened
+        if defense is None or screened is None or not bool(screened.any()):
+            return {}
+        return defense.explain(self.cohort(t, received.ids).steps != 0, outcome.watched)
 
     def _update_quarantine(self, t: int, usable: set[int], refused: list[Refusal]) -> list[int]:
         """Learn whose replies of round ``t`` were refused for a fault of their own; return the nodes not asked in it.
