@@ -298,7 +298,7 @@ def test_labels_are_escaped_and_read_back():
         ("it answers for round 3, not 4", "unexpected"),
         ("it counts -1 examples: a whole number from 1 to 1000000000 is needed", "examples"),
         ("its weight 'num-examples' is 0: a positive number of at most 1.71441e+302 is needed", "examples"),
-        ("its weight 'num-examples' is None: a positive number of at most 1.71441e+302 is needed", "examples"),
+        ("its weight 'tokens' is None: a positive number of at most 1.71441e+302 is needed", "examples"),
         ("its loss is 4e+33, not a number of at most 3e+32", "form"),
         ("its loss is 'small', not a number of at most 3e+32", "form"),
         ("its loss is None, not a number of at most 3e+32", "form"),

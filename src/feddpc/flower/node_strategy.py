@@ -15,6 +15,7 @@ from feddpc.flower.messages import NEVER, only_record
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.node_sampling import refuse_small_sample, sample_by_coins, sample_share, wait_for_nodes
 from feddpc.flower.screening import averageable, screen_replies
+from feddpc.runs.record import is_run, load_config
 
 
 class NodeStrategy(MethodStrategy):
@@ -26,13 +27,25 @@ class NodeStrategy(MethodStrategy):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.client_of: dict[int, int] = {}  #: client number of every node seen
+        self.sizes = 1, 1  #: how many clients there are, and how many of them a round asks, as a record says it
         self._sampled = False  # whether a round has been sampled since the run began
+
+    def enroll(self, grid: Grid, timeout: float) -> None:
+        """Count the clients, for the run's folder; a run that is continued keeps the numbers of its beginning."""
+        fraction, least, clients = self.fraction_train, self.min_train_nodes, self.clients
+        if self.folder is not None and is_run(self.folder):
+            stored = load_config(self.folder)
+            self.sizes = stored.clients, stored.cohort
+        elif self.folder is not None and fraction:
+            clients = clients or len(wait_for_nodes(grid, self.min_available_nodes, fraction, least))
+            self.sizes = clients, max(1, min(clients, max(int(clients * fraction), least)))
 
     def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Sample nodes as Flower does, or by coins under privacy, and send them the model."""
         if self.privacy is not None and self.policies.privacy is None:
             raise BadInputError("privacy: the noise depends on the number of rounds: let start() run them")
         if self.state is None:
+            self.enroll(grid, 0.0)
             self.begin(arrays, t)
         else:
             self.set_model(arrays)
