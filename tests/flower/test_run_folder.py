@@ -251,7 +251,7 @@ class TestAnotherExperiment:
 
     def test_the_document_lists_what_may_change_and_every_other_argument_is_compared(self):
         text = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
-        (listed,) = re.findall(r"Another value of these continues the run: (.*?)\.\n", text)
+        (listed,) = re.findall(r"Another value of these continues the run: (.*?)\.\n", text, re.DOTALL)
         listed = set(re.findall(r"`(\w+)`", listed))
         names = {"folder", "weighted_by_key", "arrayrecord_key", "configrecord_key"}  # which the client app decides
         assert {name for change in MAY_CHANGE for name in change} | names == listed
