@@ -396,6 +396,21 @@ class TestFlowersArguments:
         assert result.evaluate_metrics_clientapp == {}
         assert result.train_metrics_clientapp[2]["replies"] == NODES
 
+    def test_no_rounds_evaluate_the_first_model_as_in_flower(self, tmp_path):
+        from flwr.serverapp.strategy import FedAvg
+
+        def evaluate(t, arrays):
+            return MetricRecord({"round": t, "sum": float(sum(a.numpy().sum() for a in arrays.values()))})
+
+        folder = tmp_path / "run"
+        found = []
+        for strategy in (FedAvg(), flower.FedAvg(folder=folder), flower.FedDPC()):
+            result = strategy.start(Unreliable(plain_app()), moved(2.0), num_rounds=0, evaluate_fn=evaluate)
+            found.append((dict(result.arrays), result.evaluate_metrics_serverapp, result.train_metrics_clientapp))
+        assert found[0] == found[1] == found[2]
+        assert found[0][1] == {0: MetricRecord({"round": 0, "sum": 16.0})}
+        assert not folder.exists()
+
     def test_positional_arguments_are_in_flowers_order(self):
         def train_metrics(contents, key):
             return MetricRecord({"n": len(contents)})

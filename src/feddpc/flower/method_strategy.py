@@ -59,7 +59,12 @@ class MethodStrategy(FederatedRun):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run up to round ``num_rounds``, from round 1 or from the last checkpoint in ``folder``."""
+        """Run up to round ``num_rounds``, from round 1 or from the last checkpoint in ``folder``.
+
+        With 0, the initial model is evaluated as in Flower; ``folder`` is not touched.
+        """
+        if num_rounds == 0:
+            return super().start(grid, initial_arrays, 0, timeout, train_config, evaluate_config, evaluate_fn)
         with naming_arguments():
             try:
                 self._train_config, self.evaluates_itself = digest_config(train_config), evaluate_fn is not None
