@@ -91,6 +91,8 @@ class TestRecords:
         page.write_page(tmp_path / "page.html", runs)
         text = (tmp_path / "page.html").read_text()
         assert "clients_evaluate_sum" in text
+        assert "<td class=text>1007</td>" in text
+        assert "first round began" in text
         assert '"test_accuracy":[0.1,0.2,0.3]' in text
 
     @pytest.mark.parametrize("every", [2, 5])
