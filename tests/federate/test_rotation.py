@@ -1,6 +1,7 @@
 """Replacing certificates and keys: nodes with the old files and nodes with the new ones both get in meanwhile."""
 
 import datetime as dt
+import itertools
 import stat
 
 import pytest
@@ -17,15 +18,16 @@ class Link:
     """A SuperLink that behaves like Flower's: ids are its own, and a removed key never comes back."""
 
     connection = "mine"
+    ids = itertools.count(10**18)
 
     def __init__(self):
-        self.known, self.removed, self.lost = {}, set(), False
+        self.known, self.removed = {}, set()
 
     def register(self, public_key, name):
         text = public_key.read_text()
         if text in self.known.values():
             raise FlowerCliError("Public key already in use.", KEY_IN_USE)
-        node_id = str(10**18 + len(self.known))
+        node_id = str(next(self.ids))
         self.known[node_id] = text
         return node_id
 
@@ -35,7 +37,7 @@ class Link:
         self.removed.add(node_id)
 
     def nodes(self):
-        return {} if self.lost else {n: "unregistered" if n in self.removed else "offline" for n in self.known}
+        return {n: "unregistered" if n in self.removed else "offline" for n in self.known}
 
 
 @pytest.fixture
@@ -176,11 +178,73 @@ def test_a_key_that_was_registered_elsewhere_is_named_and_revoked_by_its_id(made
     assert link.removed == {node_id}
 
 
-def test_a_superlink_without_its_database_is_noticed(made):
+def test_a_superlink_without_its_database_is_noticed_and_gets_the_keys_again(made):
+    NodeKeys(made.folder).register(Link())
+    fresh = Link()  # the same one, started without its database
+    errors = lines(check_nodes(made.folder, fresh), "error")
+    assert len(errors) == 2
+    assert all(f"`feddpc federate keys register {made.folder} --superlink NAME`" in error for error in errors)
+    added = NodeKeys(made.folder).register(fresh)
+    assert [entry.name for entry in added] == ["node-0", "node-1"]
+    assert {entry.node_id for entry in added} == set(fresh.known)
+    assert lines(check_nodes(made.folder, fresh), "error") == []
+    assert NodeKeys(made.folder).register(fresh) == []
+
+
+def test_a_revoked_key_stays_out_of_a_superlink_that_lost_its_database(made):
     link = Link()
     NodeKeys(made.folder).register(link)
-    link.lost = True
-    assert len(lines(check_nodes(made.folder, link), "error")) == 2
+    public = (made.folder / "node-1.pub").read_bytes()
+    NodeKeys(made.folder).revoke(link, "node-1")
+    (made.folder / "node-1.pub").write_bytes(public)  # from a back-up
+    with pytest.raises(BadInputError, match="was revoked on"):
+        NodeKeys(made.folder).register(Link())
+
+
+def files_of(made):
+    return {path.name: path.read_bytes() for path in made.folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_wrong_id_revokes_nothing(made, registered):
+    link = Link()
+    node_id = NodeKeys(made.folder).register(link)[0].node_id if registered else "1"
+    before = files_of(made)
+    with pytest.raises(BadInputError, match=r"12345.*nothing was changed"):
+        NodeKeys(made.folder).revoke(link, "node-0", "12345")
+    assert files_of(made) == before
+    assert link.removed == set()
+    if registered:
+        assert NodeKeys(made.folder).revoke(link, "node-0").node_id == node_id
+        assert link.removed == {node_id}
+
+
+def test_the_id_of_another_node_revokes_nothing(made):
+    """Else that node would be shut out, and this key would be recorded as revoked while it stays valid."""
+    link = Link()
+    _, other = NodeKeys(made.folder).register(link)
+    before = files_of(made)
+    with pytest.raises(BadInputError, match=f"{other.node_id}.*nothing was changed"):
+        NodeKeys(made.folder).revoke(link, "node-0", other.node_id)
+    assert files_of(made) == before
+    assert link.removed == set()
+
+
+def test_a_node_that_somebody_removed_from_the_superlink_is_noted_as_revoked(made):
+    link = Link()
+    entry, _ = NodeKeys(made.folder).register(link)
+    link.unregister(entry.node_id)
+    assert NodeKeys(made.folder).revoke(link, "node-0").revoked
+    assert not made.node(0).exists()
+
+
+def test_a_node_that_a_superlink_without_its_database_does_not_know_is_not_noted_as_revoked(made):
+    """Its key would be registered again from a back-up of that database."""
+    NodeKeys(made.folder).register(Link())
+    before = files_of(made)
+    with pytest.raises(BadInputError, match="nothing was changed"):
+        NodeKeys(made.folder).revoke(Link(), "node-0")
+    assert files_of(made) == before
 
 
 @pytest.mark.parametrize("name", ["node-7", "ca", "../node-0"])

@@ -4,11 +4,12 @@ import threading
 
 import pytest
 
+from feddpc.cli import main
+from feddpc.cli.flags import UNFINISHED
 from feddpc.errors import BadInputError
 from feddpc.federate import supervise
 from feddpc.federate.flower_cli import FlowerCliError
-from feddpc.federate.processes import ProcessError
-from feddpc.federate.supervise import Supervisor
+from feddpc.federate.supervise import GaveUpError, Supervisor
 from feddpc.runs.stop import Stop
 
 
@@ -95,7 +96,7 @@ def test_failed_runs_are_submitted_again_with_longer_and_longer_waits(supervisor
 def test_it_gives_up_with_the_reason(supervisor):
     make, _, _ = supervisor
     link = Link(*[["finished:failed"]] * 9)
-    with pytest.raises(ProcessError, match=r"3 failures in a row.*the disk is full"):
+    with pytest.raises(GaveUpError, match=r"3 failures in a row.*the disk is full"):
         make(link, failures=3).run()
     assert len(link.submitted) == 3
 
@@ -124,7 +125,7 @@ def test_a_superlink_that_is_away_for_a_while_is_waited_for(supervisor):
 
 def test_a_superlink_that_never_answers_is_given_up(supervisor):
     make, _, _ = supervisor
-    with pytest.raises(ProcessError, match="connection refused"):
+    with pytest.raises(GaveUpError, match="connection refused"):
         make(Link(*[[GONE]] * 9), failures=2).run()
 
 
@@ -147,12 +148,29 @@ def test_a_superlink_that_forgot_the_run_gets_it_again(supervisor):
     assert len(link.submitted) == 2
 
 
-def test_a_run_that_somebody_stopped_is_not_submitted_again(supervisor):
-    make, _, _ = supervisor
+def test_a_run_that_somebody_stopped_is_not_submitted_again(supervisor, tmp_path):
+    make, _, lines = supervisor
     link = Link(["finished:stopped"], ["finished:completed"])
-    with pytest.raises(ProcessError, match="stopped by someone else"):
-        make(link).run()
+    make(link, state=tmp_path / "state").run()
     assert len(link.submitted) == 1
+    assert "was stopped" in lines[-1]
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("plan", "code"),
+    [(["finished:completed"], 0), (["finished:stopped"], 0), (["finished:failed"], UNFINISHED), (None, 2)],
+)
+def test_every_outcome_has_an_exit_code(app, monkeypatch, capsys, plan, code):
+    """Units restart a supervisor by its code: neither what somebody stopped nor what was given up is tried again."""
+    if plan is None:  # a user's mistake
+        (app / "pyproject.toml").unlink()
+    monkeypatch.setattr(supervise, "FlowerCli", lambda *_, **__: Link(plan))
+    monkeypatch.setattr("sys.argv", ["feddpc", "federate", "supervise", str(app), "mine", "--failures", "1"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == code
+    assert capsys.readouterr().err.startswith("error: ") == bool(code)
 
 
 def test_a_request_to_stop_stops_the_run_and_forgets_it(supervisor, tmp_path):

@@ -5,6 +5,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from feddpc import flower
 from feddpc.errors import BadInputError
 from feddpc.flower.exposition import OTHER, REASONS, Counts, Page, reason_label, render
 from feddpc.flower.prometheus import Exporter, MeteredGrid, address_of, server_class
+from feddpc.flower.screening import UNREACHABLE
 from feddpc.flower.server import from_run_config
 from federations import NODES, Unreliable, halves, plain_app, train, vector
 
@@ -295,6 +297,18 @@ def test_labels_are_escaped_and_read_back():
         ("it was not asked", "unexpected"),
         ("it answers for round 3, not 4", "unexpected"),
         ("it counts -1 examples: a whole number from 1 to 1000000000 is needed", "examples"),
+        ("its weight 'num-examples' is 0: a positive number of at most 1.71441e+302 is needed", "examples"),
+        ("its weight 'tokens' is None: a positive number of at most 1.71441e+302 is needed", "examples"),
+        ("its loss is 4e+33, not a number of at most 3e+32", "form"),
+        ("its loss is 'small', not a number of at most 3e+32", "form"),
+        ("its loss is None, not a number of at most 3e+32", "form"),
+        *((f"error {code}: Node Unavailable", "unreachable") for code in UNREACHABLE),
+        ("error 8: the client app crashed", "client_error"),
+        (
+            "its update is much longer than usual: delta has norm 2.1, the bound is 0.09, 30 times the median norm "
+            "0.003 of the last 100 replies",
+            "screened",
+        ),
         ("weight has shape (1,), not (3, 2)", "form"),
         ("the record 'arrays' lacks bias", "form"),
         ("x" * 10_000, OTHER),
@@ -308,6 +322,12 @@ def test_every_reason_has_one_of_few_labels(reason, label):
     samples = read(render(counts, {}, None, "test_accuracy", {}))
     labels = {labels for name, labels in samples if name == "refusals_total"}
     assert labels == {f'reason="{name}"' for name in (*REASONS, OTHER)}
+
+
+def test_the_document_lists_the_labels():
+    text = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+    (listed,) = re.findall(r"by one of these kinds of reason: (.*?) \(`refused", text)
+    assert re.findall(r"`(\w+)`", listed) == [*REASONS, OTHER]
 
 
 def test_quarantined_nodes_and_values_that_are_missing():

@@ -1,17 +1,22 @@
 """The bound on norms that is on by default, and nodes that are not asked after refusals in a row."""
 
+import contextlib
 import json
+import random
+import re
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Error
+from flwr.app import Array, ConfigRecord, Error
 from flwr.app.message.message import make_message
 from flwr.common.constant import ErrorCode
 
 from feddpc import flower
 from feddpc.errors import BadInputError
-from federations import NODES, Unreliable, halves, plain_app, train, vector
+from feddpc.flower.exposition import Counts
+from feddpc.runs.record import line
+from federations import NODES, Unreliable, halves, move, plain_app, train, vector
 
 QUIET = {"min_available_nodes": NODES, "fraction_evaluate": 0.0}
 VICTIM, NODE = 2, 1002
@@ -31,6 +36,25 @@ def shifted(by):
 
 def absent(t, replies):
     return []
+
+
+def broken_app():
+    """A client app all of whose replies hold NaN."""
+    return plain_app(lambda t: np.nan)
+
+
+class Evaluating(Unreliable):
+    """Notes which nodes were asked to evaluate, one list per round."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.asked = []
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "evaluate":
+            self.asked.append([message.metadata.dst_node_id for message in messages])
+        return super().send_and_receive(messages, timeout=timeout)
 
 
 class TestDefaultScreening:
@@ -82,6 +106,54 @@ class TestDefaultScreening:
         assert strategy.records[0].participants == list(range(NODES))
         with pytest.raises(BadInputError, match="screen"):
             train(flower.FedAvg(**QUIET, buffer_names=["bias"], screen={"norm": 30}), Unreliable(plain_app()), 1)
+
+
+def warming(t):
+    """A rate that begins a thousand times smaller."""
+    return 0.001 if t <= 15 else 1.0
+
+
+class TestHonestClientsBeyondTheBound:
+    """After a warm-up all updates are longer than any before them, and the default bound refuses them for a while."""
+
+    def test_a_refusal_states_norm_median_and_bound(self):
+        strategy = flower.FedAvg(**QUIET)
+        train(strategy, Unreliable(plain_app(), victim=VICTIM, fault=shifted(1e6)), 1)
+        (refusal,) = strategy.refusals
+        norm, bound, factor, median = map(float, re.findall(r"[\d.]+(?:e[+-]?\d+)?", refusal.reason)[:4])
+        norms = [np.sqrt(sum((part**2).sum() for part in move(node, 1).values())) for node in range(NODES)]
+        norms[VICTIM] = norm
+        assert norm == pytest.approx(1e6 * 6**0.5, rel=1e-3)
+        assert median == pytest.approx(sorted(norms)[(NODES - 1) // 2], rel=1e-3)
+        assert factor == 30
+        assert bound == pytest.approx(30 * median, rel=1e-3)
+
+    def test_the_error_names_the_remedies(self, tmp_path):
+        strategy = flower.FedAvg(**QUIET, folder=tmp_path / "run")
+        with pytest.raises(flower.VoidRoundsError, match=r"median.*another folder.*screen=None") as error:
+            train(strategy, Unreliable(plain_app(warming)), 30)
+        assert "'norm':" in str(error.value)
+        assert str(error.value).count("much longer than usual: delta has norm") == 3  # once per round
+        with pytest.raises(flower.VoidRoundsError) as error:  # for another reason
+            train(flower.FedAvg(**QUIET), Unreliable(broken_app()), 9)
+        assert "screen" not in str(error.value)
+
+    def test_the_bound_follows_after_half_a_window_also_over_restarts(self, tmp_path):
+        """In 100 replies, 8 per round, the median is an old norm in 6 rounds; all nodes are asked meanwhile."""
+        records = []
+        for _ in range(3):
+            strategy = flower.FedAvg(**QUIET, folder=tmp_path / "run")
+            with contextlib.suppress(flower.VoidRoundsError):
+                train(strategy, Unreliable(plain_app(warming)), 25)
+            records += strategy.records
+        assert [r.round for r in records] == list(range(1, 26))
+        assert [r.round for r in records if not r.participants] == list(range(16, 22))
+        assert all(len(r.participants) + len(r.rejected) == NODES for r in records)
+
+    def test_a_shorter_window_follows_sooner(self):
+        strategy = flower.FedAvg(**QUIET, screen={"norm": 30, "window": 20})
+        train(strategy, Unreliable(plain_app(warming)), 18)
+        assert [r.round for r in strategy.records if not r.participants] == [16]
 
 
 class TestQuarantine:
@@ -152,7 +224,51 @@ class TestQuarantine:
         train(strategy, Unreliable(flower.client_app(**client), victim=VICTIM, fault=shifted(np.nan)), 6)
         assert [r.round for r in strategy.refusals] == [1, 2, 6]
         assert strategy.records[3].federation["quarantined"] == [NODE]
-        assert strategy.records[3].dropped == [VICTIM]
+        assert strategy.records[3].dropped == []  # it was not asked
+
+    def test_a_node_that_is_not_asked_is_no_missing_reply(self):
+        server, client = halves(cohort=NODES)
+        strategy = flower.strategy("feddpc", **{**server, "quarantine": {"after": 2, "rounds": 3}})
+        train(strategy, Unreliable(flower.client_app(**client), victim=VICTIM, fault=shifted(np.nan)), 6)
+        counts = Counts()
+        for record in strategy.records:
+            counts.add_record(json.loads(line(record)))
+        assert counts.missing == 0
+
+    @pytest.mark.parametrize("share", [1.0, 0.5])
+    def test_it_is_not_asked_to_evaluate_either(self, share):
+        """Round 1 and 2 are refused, the quarantine is of rounds 3 to 5; its metrics would count in the means."""
+        server, client = halves(cohort=NODES)
+        any_method = flower.strategy(
+            "feddpc", **{**server, "quarantine": {"after": 2, "rounds": 3}, "fraction_evaluate": share}
+        )
+        wanted = {**QUIET, "quarantine": {"after": 2, "rounds": 3}, "fraction_evaluate": share}
+        for strategy, app in ((any_method, flower.client_app(**client)), (flower.FedAvg(**wanted), plain_app())):
+            grid = Evaluating(app, victim=VICTIM, fault=shifted(np.nan))
+            train(strategy, grid, 6)
+            assert [NODE in nodes for nodes in grid.asked[1:5]] == [False] * 4
+            assert share < 1 or [NODE in grid.asked[0], NODE in grid.asked[5]] == [True, True]
+            assert [len(nodes) for nodes in grid.asked] == [int(share * NODES)] * 6 or share == 1.0
+
+    def test_evaluations_draw_the_nodes_that_flower_draws(self):
+        from flwr.serverapp.strategy import FedAvg
+
+        drawn = []
+        for strategy in (FedAvg(fraction_evaluate=0.5), flower.FedAvg(fraction_evaluate=0.5)):
+            grid = Evaluating(plain_app())
+            random.seed(3)
+            train(strategy, grid)
+            drawn.append(grid.asked)
+        assert drawn[0] == drawn[1]
+        assert [len(nodes) for nodes in drawn[0]] == [NODES // 2] * 3
+
+    def test_if_all_others_have_left_nobody_evaluates(self):
+        grid = Evaluating(plain_app(), victim=VICTIM, fault=shifted(np.nan))
+        strategy = flower.FedAvg(min_train_nodes=1, min_available_nodes=1, quarantine={"after": 1, "rounds": 9})
+        train(strategy, grid, 1)
+        grid.contexts = {NODE: grid.contexts[NODE]}
+        strategy.min_evaluate_nodes = 1
+        assert list(strategy.configure_evaluate(1, strategy.arrays(), ConfigRecord(), grid)) == []
 
     def test_a_client_beyond_the_population_is_not_at_fault(self):
         strategy = flower.FedAvg(**{**QUIET, "population": NODES - 2})

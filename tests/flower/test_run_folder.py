@@ -5,32 +5,18 @@ import json
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord, MetricRecord
 
 from feddpc import flower
-from feddpc.errors import BadInputError, FolderInUseError, RunFolderError
+from feddpc.errors import BadInputError
 from feddpc.report import page, tables
-from feddpc.runs.record import RunFolder
+from feddpc.runs.record import line
 from feddpc.runs.stored import load
-from federations import NODES, Unreliable, W, halves, plain_app, train, vector
-
-EVERYBODY = {"min_train_nodes": NODES, "min_available_nodes": NODES}
-
-
-def judged(t, arrays):
-    return MetricRecord({"loss": 2.0 / (t + 1), "accuracy": t / 10, "per-class": [0.1, 0.2]})
+from federations import EVERYBODY, NODES, Unreliable, W, halves, judged, moved, plain_app, run, train, vector
 
 
 def lines(folder):
     return [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
-def run(folder, rounds=3, evaluate_fn=judged, arrays=W, train_config=None, **more):
-    strategy = flower.FedDPC(**{**EVERYBODY, **more}, folder=folder)
-    result = strategy.start(
-        Unreliable(plain_app()), arrays, num_rounds=rounds, train_config=train_config, evaluate_fn=evaluate_fn
-    )
-    return strategy, result
 
 
 class TestRecords:
@@ -85,6 +71,8 @@ class TestRecords:
         page.write_page(tmp_path / "page.html", runs)
         text = (tmp_path / "page.html").read_text()
         assert "clients_evaluate_sum" in text
+        assert "<td class=text>1007</td>" in text
+        assert "first round began" in text
         assert '"test_accuracy":[0.1,0.2,0.3]' in text
 
     @pytest.mark.parametrize("every", [2, 5])
@@ -120,6 +108,45 @@ class TestRecords:
         assert "\n" not in said
         assert len(said) < 1000
 
+    @pytest.mark.parametrize("stored", [True, False])
+    def test_metrics_that_json_cannot_write_are_converted_or_left_out_with_one_warning(self, tmp_path, caplog, stored):
+        def measured(*_):
+            return {
+                "accuracy": np.float32(0.5),
+                "loss": torch.tensor(2.0, requires_grad=True),
+                "count": np.int64(3),
+                "per-class": torch.tensor([0.25, 0.5]),
+                "good": np.bool_(True),
+                "name": "a text",
+                "none": None,
+                "matrix": np.eye(2),
+            }
+
+        folder = tmp_path / "run" if stored else None
+        functions = {"train_metrics_aggr_fn": measured, "evaluate_metrics_aggr_fn": measured}
+        strategy, result = run(folder, 2, measured, **functions)
+        numbers = {"accuracy": 0.5, "loss": 2.0, "count": 3, "per-class": [0.25, 0.5], "good": 1.0}
+        for record in map(json.loads, map(line, strategy.records)):
+            assert {f"clients_evaluate_{name}": value for name, value in numbers.items()}.items() <= record.items()
+            assert {f"clients_train_{name}": value for name, value in numbers.items()}.items() <= record.items()
+            assert (record["test_accuracy"], record["test_loss"], record["train_loss"]) == (0.5, 2.0, 2.0)
+            assert not any("matrix" in key or "name" in key for key in record)
+        if stored:
+            assert [r["test_accuracy"] for r in lines(folder)] == [0.5, 0.5]
+        for of in (result.evaluate_metrics_serverapp, result.evaluate_metrics_clientapp):
+            assert dict(of[2]) == numbers
+        for name in ("name", "none", "matrix"):
+            assert sum(f"{name!r} is no number" in text for text in caplog.messages) == 1
+
+    def test_any_method_converts_them_too(self, tmp_path):
+        server, client = halves()
+        strategy = flower.strategy("feddpc", **server, folder=tmp_path / "run")
+        result = train(
+            strategy, Unreliable(flower.client_app(**client)), 1, evaluate_fn=lambda *_: {"f1": np.float32(0.5)}
+        )
+        assert result.evaluate_metrics_serverapp[1]["f1"] == 0.5
+        assert len(lines(tmp_path / "run")) == 1
+
     def test_a_round_whose_evaluation_fails_is_kept(self, tmp_path):
         def fails(t, arrays):
             if t == 2:
@@ -140,73 +167,6 @@ class TestRecords:
             asked = {*record["participants"], *record["dropped"], *record["rejected"]}
             assert record["nodes"] == {str(c): 1000 + c for c in sorted(asked)}
             assert record["time"]
-
-
-def moved(by=1.0, dtype=np.float64):
-    return ArrayRecord({k: Array((a.numpy() + by).astype(dtype)) for k, a in W.items()})
-
-
-class TestAnotherExperiment:
-    """A folder belongs to one experiment, whether its run has ended or not."""
-
-    @pytest.mark.parametrize("ended", [True, False])
-    @pytest.mark.parametrize(
-        ("change", "word"),
-        [
-            ({"arrays": moved()}, "initial weights"),
-            ({"arrays": moved(0.0, np.float32)}, "types"),
-            ({"train_config": ConfigRecord({"lr": 0.1})}, "train_config"),
-            ({"server_lr": 0.5}, "server_lr"),
-            ({"lam": 0.5}, "lam"),
-            ({"weighting": "samples"}, "weighting"),
-            ({"screen": None}, "screen"),
-        ],
-    )
-    def test_is_refused_with_the_remedy(self, tmp_path, ended, change, word):
-        run(tmp_path / "run", 2)
-        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-        with pytest.raises(RunFolderError, match=word) as error:
-            run(tmp_path / "run", 2 if ended else 3, **change)
-        assert "folder=" in str(error.value)
-        assert "--out" not in str(error.value)
-        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
-
-    def test_an_app_without_a_seed_says_so_and_goes_on(self, tmp_path):
-        run(tmp_path / "run", 2)
-        with pytest.raises(RunFolderError, match="check_initial_arrays"):
-            run(tmp_path / "run", 3, arrays=moved())
-        again, _ = run(tmp_path / "run", 3, arrays=moved(), check_initial_arrays=False)
-        whole, _ = run(None, 3)
-        assert (vector(again) == vector(whole)).all()
-
-    def test_any_method_compares_the_weights_of_its_model(self, tmp_path):
-        server, client = halves()
-        train(flower.strategy("feddpc", **server, folder=tmp_path / "run"), Unreliable(flower.client_app(**client)), 1)
-        with torch.no_grad():
-            next(server["model"].parameters()).add_(1.0)
-        with pytest.raises(RunFolderError, match="initial weights"):
-            train(
-                flower.strategy("feddpc", **server, folder=tmp_path / "run"),
-                Unreliable(flower.client_app(**client)),
-                2,
-            )
-
-    def test_a_finished_run_says_that_nothing_is_trained(self, tmp_path, caplog):
-        run(tmp_path / "run", 2)
-        run(tmp_path / "run", 2)
-        assert any("num_rounds" in message and "folder=" in message for message in caplog.messages)
-
-    def test_other_trouble_with_a_folder_names_arguments_too(self, tmp_path):
-        (tmp_path / "full").mkdir()
-        (tmp_path / "full" / "thesis.tex").touch()
-        run(tmp_path / "run", 1)
-        held = RunFolder.reopen(tmp_path / "run")
-        for folder, kind in ((tmp_path / "full", RunFolderError), (tmp_path / "run", FolderInUseError)):
-            with pytest.raises(kind) as error:
-                run(folder, 2)
-            assert "--" not in str(error.value)
-            assert "folder=" in str(error.value)
-        held.close()
 
 
 class TestFlowersArguments:
@@ -262,6 +222,21 @@ class TestFlowersArguments:
         _, result = run(tmp_path / "run", 2, None, train_metrics_aggr_fn=nothing, evaluate_metrics_aggr_fn=nothing)
         assert result.evaluate_metrics_clientapp == {}
         assert result.train_metrics_clientapp[2]["replies"] == NODES
+
+    def test_no_rounds_evaluate_the_first_model_as_in_flower(self, tmp_path):
+        from flwr.serverapp.strategy import FedAvg
+
+        def evaluate(t, arrays):
+            return MetricRecord({"round": t, "sum": float(sum(a.numpy().sum() for a in arrays.values()))})
+
+        folder = tmp_path / "run"
+        found = []
+        for strategy in (FedAvg(), flower.FedAvg(folder=folder), flower.FedDPC()):
+            result = strategy.start(Unreliable(plain_app()), moved(2.0), num_rounds=0, evaluate_fn=evaluate)
+            found.append((dict(result.arrays), result.evaluate_metrics_serverapp, result.train_metrics_clientapp))
+        assert found[0] == found[1] == found[2]
+        assert found[0][1] == {0: MetricRecord({"round": 0, "sum": 16.0})}
+        assert not folder.exists()
 
     def test_positional_arguments_are_in_flowers_order(self):
         def train_metrics(contents, key):

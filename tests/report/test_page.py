@@ -2,12 +2,10 @@
 
 import base64
 import hashlib
-import json
 import math
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -16,45 +14,7 @@ from feddpc.errors import BadInputError, RunFolderError
 from feddpc.report.page import embed, render, write_all, write_page
 from feddpc.report.page.embed import numbers
 from feddpc.report.partition_picture import draw
-from pages import HELD, HOSTILE
-
-VOID = {"meta", "img", "br", "link", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """A page taken apart; a tag that is not closed in order is an error."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.texts = [], [], {}
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open:
-            self.texts.setdefault(self.open[-1], []).append(data)
-
-    def all(self, tag):
-        return [attrs for name, attrs in self.tags if name == tag]
-
-    @property
-    def text(self):
-        return " ".join(t for tag, texts in self.texts.items() if tag not in ("script", "style") for t in texts)
-
-    @property
-    def data(self):
-        """The embedded numbers; the library and our script come after them."""
-        return json.loads(self.texts["script"][0], parse_constant=pytest.fail)
+from pages import HELD, HOSTILE, Page
 
 
 @pytest.fixture

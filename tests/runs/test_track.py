@@ -290,7 +290,7 @@ def test_a_missing_library_is_said_with_the_remedy_before_anything_is_done(tmp_p
     monkeypatch.delitem(sys.modules, f"feddpc.runs.tracking.{name}")
     for module in [m for m in sys.modules if m.split(".")[0] == library]:
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(BadInputError, match=rf"tracking with {name} needs its library .*pip install 'feddpc\[track\]'"):
+    with pytest.raises(BadInputError, match=rf"tracking with {name} needs its library .*pip install '{library}"):
         run(tmp_path / "r", track=name)
     assert not (tmp_path / "r").exists()
 

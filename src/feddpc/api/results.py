@@ -255,7 +255,7 @@ def _frame(runs: Iterable[tuple[str, int, Sequence[Mapping[str, Any]]]], columns
     try:
         import pandas as pd
     except ImportError:
-        raise BadInputError("a frame needs pandas: pip install 'feddpc[frames]'") from None
+        raise BadInputError("a frame needs pandas: pip install 'pandas>=2.1'") from None
     if isinstance(columns, str):
         raise BadInputError(f"columns = {columns!r}: give a list of names, [{columns!r}]")
     rows = [{"method": method, "seed": seed, **record} for method, seed, records in runs for record in records]

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from feddpc.cli.flags import UNFINISHED
+
 
 def check(
     address: Annotated[
@@ -61,8 +63,8 @@ def supervise(
         Path | None, typer.Option(help="File with the run's id: a new supervisor goes on watching that run.")
     ] = None,
 ) -> None:
-    """Submit an app, and submit it again when its run fails, until the run is finished."""
-    from feddpc.federate.supervise import Supervisor
+    """Submit an app, again when its run fails; exit code 0: completed or stopped by somebody, 3: it gave up."""
+    from feddpc.federate.supervise import GaveUpError, Supervisor
     from feddpc.flower import check_flwr
     from feddpc.runs.stop import Stop
 
@@ -81,5 +83,9 @@ def supervise(
         stop=stop,
         tell=typer.echo,
     )
-    with stop.on_interrupt():
-        supervisor.run()
+    try:
+        with stop.on_interrupt():
+            supervisor.run()
+    except GaveUpError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(UNFINISHED) from None

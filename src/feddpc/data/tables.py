@@ -69,7 +69,7 @@ def read_table(
     """Read a table with one sample per row and one column per number, from a ``.csv`` or ``.parquet`` file.
 
     Args:
-        path: the file. The first line of a CSV file names its columns. Parquet needs pyarrow: ``feddpc[tables]``.
+        path: the file. The first line of a CSV file names its columns. Parquet needs pyarrow, the extra ``tables``.
         target: the column of the targets: whole numbers or text are classes, other numbers are predicted.
         inputs: the columns of the samples, as a list or separated by commas, by default all others. They must be
             numbers: text is refused.
@@ -111,7 +111,7 @@ def _read_columns(path: Path) -> dict[str, Any]:
             import pyarrow.parquet
         except ImportError:
             raise BadInputError(
-                f"{path} needs the package pyarrow: pip install 'feddpc[tables]', or save the table as .csv"
+                f"{path} needs the package pyarrow: pip install 'pyarrow>=14', or save the table as .csv"
             ) from None
         with decoding_errors(f"{path} is not a readable Parquet file"):
             table = pyarrow.parquet.read_table(path)

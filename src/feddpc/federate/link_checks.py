@@ -79,7 +79,8 @@ def check_nodes(folder: Path, link: FlowerCli | None) -> list[Finding]:
             remedy = f"its key cannot come back: `feddpc federate keys revoke {folder} {name} --superlink NAME`"
             found.append(Finding(Level.error, name, f"node {entry.node_id}, removed from the SuperLink", remedy))
         elif link is not None and state is None:
-            remedy = "the SuperLink was started without its --database: register the keys again"
+            command = f"`feddpc federate keys register {folder} --superlink NAME`"
+            remedy = f"the SuperLink was started without its --database: restore that, or register the keys: {command}"
             found.append(Finding(Level.error, name, f"node {entry.node_id}, unknown to the SuperLink", remedy))
         else:
             found.append(Finding(Level.ok, name, f"{value}, {state}" if state else value))

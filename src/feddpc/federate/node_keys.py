@@ -47,19 +47,25 @@ class NodeKeys:
         return self.entries.get(fingerprint(public_key))
 
     def register(self, link: FlowerCli, names: list[str] | None = None) -> list[NodeKey]:
-        """Register the keys ``names``, by default all that are not registered yet, and return these."""
+        """Register the keys ``names``, by default all; return those that the SuperLink did not know.
+
+        A SuperLink that lost its database knows none of them, whatever the folder says.
+        """
         known = self.public_keys()
         for name in names or []:
             self._check_known(name)
+        names = names or list(known)
+        there = link.nodes() if any(self.entry(known[name]) for name in names) else {}
         added = []
-        for name in names or list(known):
+        for name in names:
             if (entry := self.entry(known[name])) is not None:
                 if entry.revoked:
                     raise BadInputError(
                         f"{known[name]} was revoked on {entry.revoked}: make a new key with `feddpc federate keys "
                         f"rotate-node {self.folder} NUMBER`"
                     )
-                continue
+                if entry.node_id in there:
+                    continue
             try:
                 node_id = link.register(known[name], name)
             except FlowerCliError as error:
@@ -70,12 +76,16 @@ class NodeKeys:
                     f"which id: look for it in `flwr supernode list {link.connection}`, or make a new key with "
                     f"`feddpc federate keys rotate-node {self.folder} NUMBER`"
                 ) from None
-            added.append(self.entries.setdefault(fingerprint(known[name]), NodeKey(name, node_id, _today())))
+            added.append(NodeKey(name, node_id, _today()))
+            self.entries[fingerprint(known[name])] = added[-1]
             self._write()
         return added
 
     def revoke(self, link: FlowerCli, name: str, node_id: str | None = None) -> NodeKey:
-        """Remove a node from the SuperLink, and its key from the folder; ``node_id`` if it was registered elsewhere."""
+        """Remove a node from the SuperLink, and its key from the folder; ``node_id`` if it was registered elsewhere.
+
+        If that is not the node's id, nothing is changed: a key that is valid must not be recorded as revoked.
+        """
         public = self._check_known(name)
         entry = self.entry(public)
         if entry is None and node_id is None:
@@ -86,12 +96,25 @@ class NodeKeys:
         entry = entry or NodeKey(name, str(node_id), "unknown")
         if entry.revoked:
             raise BadInputError(f"{public} was revoked already, on {entry.revoked}")
+        wanted = node_id or entry.node_id
+        if owner := [other.name for other in self.entries.values() if other.node_id == wanted and other is not entry]:
+            raise BadInputError(f"node {wanted} has the key {owner[0]}, not {name}: nothing was changed")
+        if wanted != entry.node_id and entry.node_id in link.nodes():
+            raise BadInputError(
+                f"{name} is registered as node {entry.node_id}, not {wanted}: leave --node-id out; nothing was changed"
+            )
         try:
-            link.unregister(node_id or entry.node_id)
+            link.unregister(wanted)
         except FlowerCliError as error:
-            if error.code != NODE_NOT_FOUND:  # it is gone already: what remains is to note it
+            if error.code != NODE_NOT_FOUND:
                 raise
-        entry.name, entry.revoked = name, _today()
+            if link.nodes().get(wanted) != "unregistered":  # else somebody removed it before
+                raise BadInputError(
+                    f"the SuperLink knows no node {wanted}, so the key {name} may still be valid; nothing was changed. "
+                    f"Give the --node-id that `flwr supernode list {link.connection}` shows; if the SuperLink lost its "
+                    f"database, run `feddpc federate keys register {self.folder} --superlink {link.connection}` first"
+                ) from None
+        entry.name, entry.node_id, entry.revoked = name, wanted, _today()
         self.entries[fingerprint(public)] = entry
         self._write()
         with explain_os_errors(self.folder):

@@ -19,10 +19,14 @@ from feddpc.storage import explain_os_errors, replace_text
 
 COMPLETED = "finished:completed"
 FINISHED = "finished"
-#: Someone stopped the run on purpose: submitting it again would be against their will.
+#: Somebody stopped the run on purpose, so it is not submitted again.
 STOPPED = "finished:stopped"
 #: The SuperLink's code for a run that it does not know, as after a start without its database.
 RUN_NOT_FOUND = 16
+
+
+class GaveUpError(ProcessError):
+    """Too many failures in a row; a restart of the supervisor would only repeat them."""
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Supervisor:
     link: FlowerCli | None = None
 
     def run(self) -> None:
-        """Return when a run has completed; raise if it gave up, or was asked to stop."""
+        """Return when a run has completed or somebody stopped it; raise if it gave up, or was asked to stop."""
         if not (self.app / "pyproject.toml").is_file():
             raise BadInputError(f"{self.app} is no Flower app: it has no pyproject.toml")
         link = self.link or FlowerCli(self.connection, stop=self.stop)
@@ -79,11 +83,11 @@ class Supervisor:
                         self.tell(f"run {current}: completed{self._progress()}")
                         self._forget()
                         return
-                    reason = self._why(link, current, status)
                     if status == STOPPED:
+                        self.tell(f"run {current}: was stopped{self._progress()}; the same command continues it")
                         self._forget()
-                        raise ProcessError(f"run {current} was stopped by someone else: it is not submitted again")
-                    current = None
+                        return
+                    reason, current = self._why(link, current, status), None
                 except FlowerCliError as error:
                     reason = f"{error}{explain_log(str(error))}"
                     if error.code == RUN_NOT_FOUND:
@@ -93,7 +97,7 @@ class Supervisor:
                 reasons.append(reason)
                 if len(reasons) >= self.failures:
                     self._forget()
-                    raise ProcessError(
+                    raise GaveUpError(
                         f"{len(reasons)} failures in a row{self._progress()}; the last one: {reason}. Remove the cause "
                         "and start again: the run continues from its checkpoint"
                     )

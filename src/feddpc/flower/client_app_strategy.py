@@ -159,17 +159,19 @@ class ClientAppStrategy(MethodStrategy):
         connected = set(grid.get_node_ids())
         self.nodes.enroll(grid, 0.0, 0)
         self.send_payloads(grid)
-        self._invited = self.clients.draw(t).answered
-        ids = self.registry.connected_clients(self._invited, connected & self.registry.ready)
-        return self._train_messages(grid, t, self._without_quarantined(t, ids))
+        drawn = self.clients.draw(t).answered
+        ids = self.registry.connected_clients(drawn, connected & self.registry.ready)
+        out = self._left_out(t, ids)
+        self._invited = np.array([c for c in drawn.tolist() if c not in out], dtype=np.int64)
+        return self._train_messages(grid, t, np.array([c for c in ids.tolist() if c not in out], dtype=np.int64))
 
-    def _without_quarantined(self, t: int, ids: Ints) -> Ints:
-        """Return the clients to ask in round ``t``, of those that are connected."""
+    def _left_out(self, t: int, ids: Ints) -> set[int]:
+        """Return the clients in quarantine that are not asked in round ``t``; ``ids`` are those that could be."""
         if self.quarantine is None:
-            return ids
+            return set()
         node_of = self.registry.node_of()
-        chosen = set(self.quarantine.choose([node_of[c] for c in ids.tolist()], t, self.quorum(len(ids))))
-        return np.array([c for c in ids.tolist() if node_of[c] in chosen], dtype=np.int64)
+        chosen = self.quarantine.choose([node_of[c] for c in ids.tolist()], t, self.quorum(len(ids)))
+        return {self.registry.nodes[node] for node in self.quarantined(t) - set(chosen) if node in self.registry.nodes}
 
     def receive(self, t: int, replies: Iterable[Message]) -> Received:
         """Screen the replies, each on its own; simulated faults change some of them first."""
@@ -233,8 +235,9 @@ class ClientAppStrategy(MethodStrategy):
         t, share, self.sent = self.offset + server_round, self.fraction_evaluate, []
         if share and self._evaluates_in(t):
             connected = sorted(set(grid.get_node_ids()) & self.registry.ready & self.registry.nodes.keys())
-            chosen = generator(self.config.seed, "who evaluates", t).permutation(connected)
-            nodes = sorted(chosen[: max(int(len(connected) * share), self.min_evaluate_nodes)].tolist())
+            order = generator(self.config.seed, "who evaluates", t).permutation(connected).tolist()
+            chosen = [node for node in order if node not in self.quarantined(t)]
+            nodes = sorted(chosen[: max(int(len(connected) * share), self.min_evaluate_nodes)])
             model = pack({"w": self.method.evaluated(self.now.w, self.now.server)})
             parts = {self.registry.nodes[node]: {"arrays": model} for node in nodes}
             self.sent = self.nodes.messages(MessageType.EVALUATE, parts, t)
@@ -243,7 +246,7 @@ class ClientAppStrategy(MethodStrategy):
     def read_evaluations(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average every metric over the clients that have it, by their numbers of test samples."""
         self.nodes.refused = []
-        good = self.nodes.screen(replies, self.sent, t, self._read_evaluation)
+        good = self.nodes.screen(replies, self.sent, t, lambda _, c: read_evaluation(c, self.bounds, self.metrics))
         self.run_log.pending += self.nodes.refused
         means = average_evaluations(good.values(), self.metrics)
         return MetricRecord({**means}) if means else None
@@ -324,9 +327,6 @@ class ClientAppStrategy(MethodStrategy):
         dtypes = {key: str(like.numpy().dtype) for key, like in self._templates.items()}
         self.log_cast(arrays_of(content, "up"), dtypes)
         return content
-
-    def _read_evaluation(self, client: int, content: RecordDict) -> tuple[int, dict[str, float]]:
-        return read_evaluation(content, self.bounds, self.metrics)
 
     def _read_upload(self, content: RecordDict) -> State:
         return read_arrays(content, "up", self._templates)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from feddpc.errors import BadInputError
+from feddpc.errors import BadInputError, RunFolderError
 from feddpc.flower.plain_methods import counts_steps, knows_clients, sends_plain_updates
 from feddpc.methods.base import Method
 
@@ -45,6 +46,17 @@ def read_screen(screen: object) -> dict[str, Any]:
     if not isinstance(screen, Mapping):
         raise BadInputError(f"screen = {screen!r}: must be a table such as {{'norm': 30}}, or None for no bound")
     return dict(screen)
+
+
+def refuse_other_settings(folder: Path | None, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise if the run in ``folder`` was begun with other settings; those that its release did not store are free."""
+    if different := [
+        f"{name} = {now[name]}, was {before[name]}" for name in now if before.get(name, now[name]) != now[name]
+    ]:
+        raise RunFolderError(
+            f"{folder} was made with another configuration ({'; '.join(different)}): choose another folder=, or give "
+            "these settings as they were"
+        )
 
 
 def check_buffers(name: str, policy: str, judges: Mapping[str, object], *, private: bool) -> None:

@@ -20,7 +20,7 @@ from feddpc.checks import check_int, check_positive
 from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
-from feddpc.flower.dropin_checks import check_buffers, check_method, read_screen
+from feddpc.flower.dropin_checks import check_buffers, check_method, read_screen, refuse_other_settings
 from feddpc.flower.dropin_privacy import DropInPrivacy
 from feddpc.flower.layout import (
     POLICIES,
@@ -34,7 +34,7 @@ from feddpc.flower.layout import (
 )
 from feddpc.flower.messages import RefusedError, ReplyTensors, TooManyClientsError, only_record
 from feddpc.flower.node_strategy import NodeStrategy
-from feddpc.flower.plain_methods import streams
+from feddpc.flower.plain_methods import knows_clients, streams
 from feddpc.flower.prometheus import address_of
 from feddpc.flower.quarantine import USUAL, usual_quarantine
 from feddpc.flower.received import Received
@@ -161,7 +161,9 @@ class DropInStrategy(NodeStrategy):
         """Return what is known; the clients' own settings are not."""
         known = {"method": self.method.name, "hyper": self.method.hyper(), "weighting": self.weighting}
         rates = {"lr": 1.0, "server_lr": self.server_lr}  # updates are taken as they come
-        clients = {"clients": self.clients or 1, "cohort": 1}
+        clients = dict(zip(("clients", "cohort"), self.sizes, strict=True))
+        if self.clients is not None and knows_clients(self.method):  # then their number changes the result
+            clients["clients"] = self.clients
         robust = {key: getattr(self.robust, key) for key in ("rule", "rule_options", "screen")}
         names = dict.fromkeys(("engine", "data", "model"), "flower")
         private = {} if self.privacy is None else self.privacy.describe()
@@ -174,9 +176,22 @@ class DropInStrategy(NodeStrategy):
             self.policies = dataclasses.replace(self.policies, privacy=mechanism)
 
     def fingerprint(self, arrays: ArrayRecord) -> dict[str, str]:
-        """Return what makes this experiment; under privacy, also with which probability a node takes part."""
-        about = super().fingerprint(arrays)
-        return about if self.privacy is None else about | {"fraction_train": str(self.fraction_train)}
+        """Return what makes this experiment, with the settings that decide which replies count, and how."""
+        buffers = self.layout.buffers
+        settings = {
+            "fraction_train": self.fraction_train,
+            "max_norm": self.bounds.max_norm,
+            "max_examples": self.bounds.max_examples,
+            "buffers": self.buffer_policy if buffers else "average",
+            "buffer_names": ", ".join(buffers) or "none",
+        }
+        if self.privacy is None:  # else it does not apply
+            settings["min_train_nodes"] = self.min_train_nodes
+        if self.weighting == "samples":
+            settings["weighted_by_key"] = self.weighted_by_key
+        about = {name: str(value) for name, value in settings.items()}
+        refuse_other_settings(self.folder, self.run_log.fingerprint(), about)
+        return super().fingerprint(arrays) | about
 
     def run_notes(self) -> dict[str, dict[str, Any]]:
         """Return what leaves a client, and what hides it."""
@@ -285,7 +300,8 @@ class DropInStrategy(NodeStrategy):
         self.now.watched = store_buffers(self.now.watched, self.buffers, self._buffer_mean)
         self._stream, self._buffer_mean = None, BufferMean()  # free their memory until the next round
         usable = averageable([replies[client] for client in ids.tolist()], self.weighted_by_key)
-        metrics = dict((self.train_metrics_aggr_fn(usable, self.weighted_by_key) or {}) if usable else {})
+        found = self.train_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
+        metrics = dict(self.metric_values.convert(found))
         losses = (value for name in LOSSES if isinstance(value := metrics.get(name), int | float))
         return float(next(losses, float("nan"))), metrics
 

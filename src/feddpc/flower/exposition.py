@@ -17,14 +17,16 @@ from typing import Any
 REASONS = {
     "protocol": r"protocols? \d|without a protocol|states the version",
     "client_refused": r"^the node says",
+    "unreachable": r"^error [345]:",  # Flower's codes for nodes that are gone
     "client_error": r"^error -?\d",
     "not_finite": r"not finite|\b(nan|inf)\b|beyond|negative",
     "too_long": r"has norm .* more than",
     "screened": r"longer than usual|did not choose",
     "too_few_replies": r"it could be used, but|fewer than \d",
     "unexpected": r"was not asked|answered already|it answers for round|it says it is|experiment is|method is|round is",
-    "examples": r"examples|enrolled",
-    "form": r"lacks|shape|written as|no array|bytes|not expected|records, not one|not made of numbers| is \w+, not \w+",
+    "examples": r"examples|enrolled|^its weight",
+    "form": r"lacks|shape|written as|no array|bytes|not expected|records, not one|not made of numbers"
+    r"| is \w+, not \w+|not a number of",
 }
 OTHER = "other"
 _PATTERNS = {label: re.compile(pattern, re.IGNORECASE) for label, pattern in REASONS.items()}

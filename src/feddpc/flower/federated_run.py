@@ -22,6 +22,7 @@ from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
 from feddpc.flower.layout import Layout
 from feddpc.flower.messages import NEVER, cast_note, unpack
+from feddpc.flower.metric_values import MetricValues
 from feddpc.flower.quarantine import Quarantine
 from feddpc.flower.run_log import INITIAL, RunLog, digest_arrays, digest_config
 from feddpc.flower.screening import Bounds, Refusal, shorten
@@ -81,6 +82,7 @@ class FederatedRun(FedAvg):
         self.state: RunState | None = None
         self._layout: Layout | None = None
         self.run_log = RunLog(self.folder, self.known_metrics, self.test_values)
+        self.metric_values = MetricValues()
         self.offset = self.last_round = 0  #: rounds before this process, and the round with which the run ends
         self._arrays = ArrayRecord()
         self._cast_logged = False
@@ -204,6 +206,10 @@ class FederatedRun(FedAvg):
         """Take a model from outside, if it is another one; the method's state stays."""
         if arrays is not self._arrays:
             self.now.w, self._arrays = self.read_model(arrays), arrays
+
+    def quarantined(self, t: int) -> set[int]:
+        """Return the nodes in quarantine in round ``t``."""
+        return set() if self.quarantine is None else self.quarantine.excluded(t)
 
     def reset(self, w: Tensor) -> None:
         """Set the state before round 1, with the model ``w``. Per client: its node, and the last round that counted."""

@@ -59,7 +59,12 @@ class MethodStrategy(FederatedRun):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run up to round ``num_rounds``, from round 1 or from the last checkpoint in ``folder``."""
+        """Run up to round ``num_rounds``, from round 1 or from the last checkpoint in ``folder``.
+
+        With 0, the initial model is evaluated as in Flower; ``folder`` is not touched.
+        """
+        if num_rounds == 0:
+            return super().start(grid, initial_arrays, 0, timeout, train_config, evaluate_config, evaluate_fn)
         with naming_arguments():
             try:
                 self._train_config, self.evaluates_itself = digest_config(train_config), evaluate_fn is not None
@@ -92,9 +97,10 @@ class MethodStrategy(FederatedRun):
         """Return a function that evaluates the model, and then writes the round down."""
 
         def evaluate(t: int, arrays: ArrayRecord) -> MetricRecord | None:
-            measured = evaluate_fn(t + done, self.evaluated(arrays))
-            self.run_log.end_round(measured or {})
-            return measured
+            found = evaluate_fn(t + done, self.evaluated(arrays))
+            measured = self.metric_values.convert(found)
+            self.run_log.end_round(measured)
+            return None if found is None else measured
 
         return evaluate
 
@@ -118,7 +124,7 @@ class MethodStrategy(FederatedRun):
         usable = {received.nodes[client] for client in received.ids.tolist()}
         void = self._void_reason(t, received)
         outcome = self.step(t, received)
-        void = received.refuse_rejected(t, outcome, self.min_replies) or void
+        void = received.refuse_rejected(t, outcome, self.min_replies, self._excess(t, received, outcome)) or void
         ids = received.ids[outcome.kept.numpy()]
         loss, metrics = self.summarize(received, ids, outcome) if len(ids) else (float("nan"), {})
         notes = self.now.apply(self.method, outcome, ids) | received.notes
@@ -135,11 +141,12 @@ class MethodStrategy(FederatedRun):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average what clients measured; if the server does not evaluate afterwards, the round ends."""
-        metrics = self.read_evaluations(self.offset + server_round, replies)
-        self.run_log.clients_measured = metrics or {}
+        found = self.read_evaluations(self.offset + server_round, replies)
+        measured = self.metric_values.convert(found)
+        self.run_log.clients_measured = measured
         if not self.evaluates_itself:
             self.run_log.end_round()
-        return metrics
+        return None if found is None else measured
 
     def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
         """Make one message per node; its group is the round, which Flower copies into every reply."""
@@ -225,6 +232,13 @@ class MethodStrategy(FederatedRun):
         if void is not None:
             received.ids = received.ids[:0]
         return void if received.expected else None
+
+    def _excess(self, t: int, received: Received, outcome: StepOutcome) -> dict[int, str]:
+        """Return how far replies are beyond the bound on norms, by their place in the cohort."""
+        defense, screened = self.policies.defense, outcome.screened
+        if defense is None or screened is None or not bool(screened.any()):
+            return {}
+        return defense.explain(self.cohort(t, received.ids).steps != 0, outcome.watched)
 
     def _update_quarantine(self, t: int, usable: set[int], refused: list[Refusal]) -> list[int]:
         """Learn whose replies of round ``t`` were refused for a fault of their own; return the nodes not asked in it.

@@ -14,19 +14,23 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from feddpc.errors import BadInputError
 
 
-def wait_for_nodes(grid: Grid, least: int) -> list[int]:
-    """Return the connected nodes, as soon as there are ``least``."""
-    return list(sample_nodes(grid, least, 0)[1])
+def wait_for_nodes(grid: Grid, available: int, fraction: float, least: int) -> list[int]:
+    """Return the connected nodes, as soon as there are ``available``, and enough for the sample that is taken of them.
+
+    Flower waits for the sample that it takes of all nodes; here a fraction may be taken of fewer.
+    """
+    connected = len(sample_nodes(grid, available, 0)[1])
+    return list(sample_nodes(grid, max(int(connected * fraction), least), 0)[1])
 
 
-def sample_share(eligible: Sequence[int], connected: int, fraction: float, least: int) -> list[int]:
+def sample_share(eligible: Sequence[int], connected: int, fraction: float, least: int, purpose: str) -> list[int]:
     """Return a sample of nodes: that fraction of the connected ones, but at least ``least``, if so many are eligible.
 
     The numbers come from Python's generator, as in Flower, so that the same seed draws the same nodes.
     """
     size = min(max(int(connected * fraction), least), len(eligible))
     chosen = random.sample(eligible, size)
-    log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), connected)
+    log(INFO, "%s: sampled %s nodes (out of %s)", purpose, len(chosen), connected)
     return chosen
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
 
 from feddpc.errors import BadInputError
 from feddpc.flower.dropin_privacy import DropInPrivacy
@@ -16,6 +15,7 @@ from feddpc.flower.messages import NEVER, only_record
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.node_sampling import refuse_small_sample, sample_by_coins, sample_share, wait_for_nodes
 from feddpc.flower.screening import averageable, screen_replies
+from feddpc.runs.record import is_run, load_config
 
 
 class NodeStrategy(MethodStrategy):
@@ -27,27 +27,41 @@ class NodeStrategy(MethodStrategy):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.client_of: dict[int, int] = {}  #: client number of every node seen
+        self.sizes = 1, 1  #: how many clients there are, and how many of them a round asks, as a record says it
         self._sampled = False  # whether a round has been sampled since the run began
+
+    def enroll(self, grid: Grid, timeout: float) -> None:
+        """Count the clients, for the run's folder; a run that is continued keeps the numbers of its beginning."""
+        fraction, least, clients = self.fraction_train, self.min_train_nodes, self.clients
+        if self.folder is not None and is_run(self.folder):
+            stored = load_config(self.folder)
+            self.sizes = stored.clients, stored.cohort
+        elif self.folder is not None and fraction:
+            clients = clients or len(wait_for_nodes(grid, self.min_available_nodes, fraction, least))
+            self.sizes = clients, max(1, min(clients, max(int(clients * fraction), least)))
 
     def invite(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Sample nodes as Flower does, or by coins under privacy, and send them the model."""
         if self.privacy is not None and self.policies.privacy is None:
             raise BadInputError("privacy: the noise depends on the number of rounds: let start() run them")
         if self.state is None:
+            self.enroll(grid, 0.0)
             self.begin(arrays, t)
         else:
             self.set_model(arrays)
         if not self.fraction_train:
             return []
-        # Flower waits for the sample that it takes of all nodes; wait for the nodes before a fraction is taken of them.
-        connected = wait_for_nodes(grid, self.min_available_nodes)
-        connected = wait_for_nodes(grid, max(int(len(connected) * self.fraction_train), self.min_train_nodes))
+        connected = wait_for_nodes(grid, self.min_available_nodes, self.fraction_train, self.min_train_nodes)
         self._number(connected)
         self._refuse_unknown_nodes(connected)
-        nodes = self._sample(t, connected)
+        return self._messages(t, MessageType.TRAIN, arrays, config, self._sample(t, connected))
+
+    def _messages(
+        self, t: int, kind: str, arrays: ArrayRecord, config: ConfigRecord, nodes: list[int]
+    ) -> list[Message]:
         config["server-round"] = t
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return list(self._construct_messages(record, nodes, MessageType.TRAIN))
+        return list(self._construct_messages(record, nodes, kind))
 
     def _sample(self, t: int, connected: list[int]) -> list[int]:
         """Return the nodes that take part in round ``t``."""
@@ -55,7 +69,7 @@ class NodeStrategy(MethodStrategy):
             return sample_by_coins(connected, self.fraction_train)
         fraction, least = self.fraction_train, max(self.min_replies, self.min_train_nodes)
         eligible = connected if self.quarantine is None else self.quarantine.choose(connected, t, least)
-        nodes = sample_share(eligible, len(connected), fraction, self.min_train_nodes)
+        nodes = sample_share(eligible, len(connected), fraction, self.min_train_nodes, "training")
         if not self._sampled:
             refuse_small_sample(len(nodes), len(connected), self.min_replies, fraction, self.min_train_nodes)
         self._sampled = True
@@ -64,9 +78,14 @@ class NodeStrategy(MethodStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample nodes as Flower does and send them the model that the method's authors evaluate."""
-        t = self.offset + server_round
-        self.sent = list(FedAvg.configure_evaluate(self, t, self.evaluated(arrays), config, grid))
+        """Sample nodes as Flower does, none in quarantine; send them the model that the method's authors evaluate."""
+        t, fraction, least, self.sent = self.offset + server_round, self.fraction_evaluate, self.min_evaluate_nodes, []
+        if fraction:
+            connected = wait_for_nodes(grid, self.min_available_nodes, fraction, least)
+            out = self.quarantined(t)
+            eligible = [node for node in connected if node not in out]
+            nodes = sample_share(eligible, len(connected), fraction, least, "evaluation")
+            self.sent = self._messages(t, MessageType.EVALUATE, self.evaluated(arrays), config, nodes)
         return self.sent
 
     def read_evaluations(self, t: int, replies: Iterable[Message]) -> MetricRecord | None:

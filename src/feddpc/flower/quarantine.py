@@ -89,7 +89,7 @@ class Quarantine:
 
     def saw(self, t: int, good: Iterable[int], bad: Mapping[int, str]) -> None:
         """Learn whose replies of round ``t`` were good, and why those of others were not."""
-        self.until = {node: last for node, last in self.until.items() if last > t}
+        self.until = {node: last for node, last in self.until.items() if last >= t}  # round t is yet to be evaluated
         for node in good:
             self.failures.pop(node, None)
             self.until.pop(node, None)

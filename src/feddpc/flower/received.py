@@ -34,14 +34,20 @@ class Received:
         """List replies of round ``t`` that could be read, but do not count."""
         self.refused += [Refusal(t, self.nodes.get(c, 0), c, reason, faulty) for c in clients.tolist()]
 
-    def refuse_rejected(self, t: int, outcome: StepOutcome, minimum: int) -> str | None:
-        """List the replies that the server step left out; return why the round is void, if it is for that reason."""
+    def refuse_rejected(self, t: int, outcome: StepOutcome, minimum: int, excess: Mapping[int, str]) -> str | None:
+        """List the replies that the server step left out; return why the round is void, if it is for that reason.
+
+        ``excess`` says how far replies are beyond the bound on norms, by their place in the cohort. If most replies of
+        a round are, that is no fault of their nodes: all may be longer now, as after a warm-up.
+        """
         kept = outcome.kept.numpy()
         if kept.all():
             return None
         long = (~outcome.kept if outcome.screened is None else outcome.screened).numpy()
         few = f"fewer than {minimum} updates are within the bound on norms" if outcome.step is None else None
-        self.refuse(t, self.ids[long], TOO_LONG, faulty=True)
+        for i in long.nonzero()[0].tolist():
+            reason = f"{TOO_LONG}: {excess[i]}" if i in excess else TOO_LONG
+            self.refuse(t, self.ids[i : i + 1], reason, faulty=2 * long.sum() <= len(long))
         self.refuse(t, self.ids[~kept & ~long], few or "the rule did not choose it")
         return few
 

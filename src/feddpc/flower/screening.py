@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ LARGEST_WEIGHT = torch.finfo(torch.float64).max / ROOM
 MOST_METRICS, LONGEST_NAME = 500, 100
 #: How many reasons of a void round, and names of nodes per reason, an error lists.
 LISTED = 20
+#: The norm that a reason states.
+_NORM = re.compile(r"(?<=has norm )\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 #: Errors that say that a node cannot be reached, which is no fault in a reply.
 UNREACHABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
@@ -177,13 +180,24 @@ def _addressee(about: Metadata, sent: list[Message]) -> int:
 def describe_void_round(refused: Iterable[Refusal], silent: Iterable[int]) -> str:
     """Return why no reply of a round could be used: every reason with its nodes, and the clients without a reply.
 
+    Reasons that differ in the norm of an update stand once, with the smallest and the largest norm.
+
     >>> describe_void_round([Refusal(1, 7, 0, "a is not finite"), Refusal(1, 9, 1, "a is not finite")], [3, 4])
     'nodes 7, 9: a is not finite; no reply from clients 3, 4'
+    >>> describe_void_round([Refusal(1, i, i, f"a has norm {i + 0.5}, more than 1") for i in range(1, 4)], [])
+    'nodes 1, 2, 3: a has norm 1.5 to 3.5, more than 1'
     """
     nodes: dict[str, list[int]] = {}
+    norms: dict[str, list[str]] = {}
     for refusal in refused:
-        nodes.setdefault(refusal.reason, []).append(refusal.node)
-    parts = [f"node{'s' * (len(found) > 1)} {_listed(found)}: {reason}" for reason, found in nodes.items()]
+        kind = _NORM.sub("...", refusal.reason, count=1)
+        nodes.setdefault(kind, []).append(refusal.node)
+        norms.setdefault(kind, []).extend(_NORM.findall(refusal.reason)[:1])
+    parts = []
+    for kind, found in nodes.items():
+        ends = [min(known, key=float), max(known, key=float)] if (known := norms[kind]) else ["..."]
+        reason = kind.replace("has norm ...", f"has norm {' to '.join(dict.fromkeys(ends))}", 1)
+        parts.append(f"node{'s' * (len(found) > 1)} {_listed(found)}: {reason}")
     left_out = [f"{len(parts) - LISTED} further reasons"] if len(parts) > LISTED else []
     silent = list(silent)
     missing = [f"no reply from client{'s' * (len(silent) > 1)} {_listed(silent)}"] if silent else []

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from feddpc.checks import check_int
+from feddpc.flower.received import TOO_LONG
 from feddpc.flower.screening import VoidRoundsError
+
+#: What to do when replies were beyond the adaptive bound on norms.
+BOUND = (
+    ". If the updates that are much longer than usual are honest, as after a warm-up of the clients' rate: the bound "
+    "follows when most of the last replies are as long, so start again until then; or begin a run in another folder "
+    "with a larger bound, screen={'norm': ...}, one that follows sooner, screen={'norm': ..., 'window': ...}, or "
+    "screen=None"
+)
 
 
 class VoidRounds:
@@ -27,8 +36,9 @@ class VoidRounds:
         """Raise after too many in a row; ``folder`` is where the run is stored."""
         if len(self.reasons) < self.most:
             return
+        reasons = " | ".join(self.reasons)
         begin = "start again" if folder is None else f"start again with folder = {str(folder)!r} to continue"
         raise VoidRoundsError(
             f"no reply counted in {len(self.reasons)} rounds in a row (max_void_rounds = {self.most}): "
-            f"{' | '.join(self.reasons)}. Remove the cause and {begin}, or raise max_void_rounds"
+            f"{reasons}. Remove the cause and {begin}, or raise max_void_rounds{BOUND if TOO_LONG in reasons else ''}"
         )

@@ -79,7 +79,7 @@ def _one_round(noise: float, sampling: float) -> Any:
         from dp_accounting.pld import privacy_loss_distribution
     except ImportError:
         raise BadInputError(
-            "differential privacy needs the package dp-accounting, which counts the budget: pip install 'feddpc[dp]'"
+            "differential privacy counts its budget with the package dp-accounting: pip install 'dp-accounting>=0.6'"
         ) from None
     grid = min(1e-3 * max(1.0, (0.5 / noise) ** 2), sampling / noise / 20)
     return privacy_loss_distribution.from_gaussian_mechanism(

@@ -18,6 +18,8 @@ from feddpc.robust.rules import Rule, RuleOutcome
 
 #: Norms of how many replies the bound is taken from.
 WINDOW = 100
+#: How the names of norms begin in what the server remembers: of clients that trained, and of those that did not.
+NORMS, NORMS_AT_REST = "norms", "norms at rest"
 #: The bound of real federations unless asked otherwise: far above what honest clients send, see docs/attacks.md.
 FEDERATION: Mapping[str, float] = MappingProxyType({"norm": 30.0})
 
@@ -47,7 +49,7 @@ class Defense:
         memory = dict(memory)
         for key, stack in up.items():
             norms = _norms(stack)
-            for name, group in ((f"norms.{key}", trained), (f"norms at rest.{key}", ~trained)):
+            for name, group in ((f"{NORMS}.{key}", trained), (f"{NORMS_AT_REST}.{key}", ~trained)):
                 own = norms[group]
                 pool = torch.cat([memory.get(name, own[:0]), own])[-max(self.window, len(own)) :]
                 if not len(pool):
@@ -55,6 +57,23 @@ class Defense:
                 usual, memory[name] = pool.median(), pool
                 good &= ~group | (norms <= self.norm * usual) | (usual == 0)
         return good, memory
+
+    def explain(self, trained: Tensor, memory: State) -> dict[int, str]:
+        """Say for every client beyond the bound, by its place in the last cohort that was screened, by how much."""
+        reasons: dict[int, str] = {}
+        for name, pool in memory.items():
+            kind, _, key = name.partition(".")
+            if kind not in (NORMS, NORMS_AT_REST):
+                continue
+            members = (trained if kind == NORMS else ~trained).nonzero()[:, 0].tolist()
+            usual = float(pool.median())
+            for client, norm in zip(members, pool[len(pool) - len(members) :].tolist(), strict=True):
+                if norm > self.norm * usual > 0:
+                    reasons[client] = (
+                        f"{key} has norm {norm:.4g}, the bound is {self.norm * usual:.4g}, {self.norm:g} times the "
+                        f"median norm {usual:.4g} of the last {len(pool)} replies"
+                    )
+        return reasons
 
     def apply_rule(self, up: State, trained: Tensor) -> RuleOutcome:
         """Apply the rule to the clients that trained, and apart from them to those that did not (FedAMD's anchors)."""

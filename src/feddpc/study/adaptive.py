@@ -32,7 +32,7 @@ def check_sampler(name: str) -> None:
         raise unknown("sampler", name, SAMPLERS)
     for package in ("optuna", *(["cmaes"] if name == "cmaes" else [])):
         if find_spec(package) is None:
-            raise BadInputError(f"sampler {name!r} needs {package}: pip install 'feddpc[tune]'")
+            raise BadInputError(f"sampler {name!r} needs {package}: pip install 'optuna>=3.5' 'cmaes>=0.10'")
 
 
 class OptunaSearch:

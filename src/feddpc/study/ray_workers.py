@@ -44,7 +44,7 @@ class RayWorkers(Workers):
         try:
             import ray
         except ImportError:
-            raise BadInputError("workers on Ray need ray: pip install 'feddpc[ray]'") from None
+            raise BadInputError("workers on Ray need ray: pip install 'ray>=2.9'") from None
         connects = not ray.is_initialized()
         if connects:
             self._connect(ray)

@@ -25,7 +25,7 @@ def fetch(spec: Spec) -> Dataset:
     try:
         import datasets
     except ImportError as error:
-        raise DataError("the package `datasets` is not installed: pip install 'feddpc[hub]'") from error
+        raise DataError("the package `datasets` is not installed: pip install 'datasets>=2.19'") from error
     try:
         train, test = (datasets.load_dataset(hub.repo, split=split) for split in ("train", hub.test))
     except Exception as error:  # that library raises exceptions from a dozen packages

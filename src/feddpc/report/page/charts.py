@@ -10,6 +10,7 @@ from feddpc.report.figures import GEOMETRY, TRAIN_LOSS, Panel, metric_panel
 from feddpc.report.groups import show
 from feddpc.report.page import sections
 from feddpc.report.page.embed import ANGLE, note_names
+from feddpc.report.page.federations import node_table
 from feddpc.report.page.html import section
 from feddpc.runs.stored import StoredRun
 
@@ -67,7 +68,7 @@ def fairness(known: dict[str, Any], runs: Sequence[StoredRun]) -> str:
     )
 
 
-def schedule(known: dict[str, Any]) -> str:
+def schedule(known: dict[str, Any], runs: Sequence[StoredRun]) -> str:
     """Return the box of who took part when; nothing if no run tells."""
     if not known["schedules"]:
         return ""
@@ -75,7 +76,7 @@ def schedule(known: dict[str, Any]) -> str:
     return section(
         "participation",
         "Who took part",
-        _picture("schedule", "run", options),
+        _picture("schedule", "run", options) + node_table(runs),
         "A row is a client, a column a round. "
         '<span class="box" style="background:var(--accent)"></span> took part, '
         '<span class="box" style="background:var(--warm)"></span> dropped out, '

@@ -18,7 +18,8 @@ from feddpc.tasks.metrics import PARTS
 
 #: Values of all rounds together, clients named in all rounds, cells of all client-by-class tables: about 15 MB of page.
 MOST_VALUES, MOST_PARTICIPANTS, MOST_CELLS = 800_000, 800_000, 400_000
-_CLIENTS = ("participants", "dropped", "rejected")
+#: What a record says about clients of a round.
+CLIENTS = ("participants", "dropped", "rejected")
 #: The angle of FedDPC's mean cosine, in degrees; it stands among the notes.
 ANGLE = "angle"
 
@@ -156,7 +157,7 @@ def _columns(run: StoredRun) -> tuple[dict[str, Column], dict[str, Column]]:
     curves["elapsed"] = [_short(total) for total in accumulate(0.0 if math.isnan(s) else s for s in seconds)]
     if (each := _sent(run)) is not None:
         once, a_client = each
-        answered = (sum(len(_ids(record, key)) for key in ("participants", "rejected")) for record in records)
+        answered = (sum(len(client_ids(record, key)) for key in ("participants", "rejected")) for record in records)
         curves["sent"] = [_short(once + a_client * total) for total in accumulate(answered)]
     notes = {key: [_short(record.get(key)) for record in records] for key in note_names([run])}
     if "mean_cosine" in notes and ANGLE not in notes:
@@ -184,13 +185,14 @@ def _sent(run: StoredRun) -> tuple[float, float] | None:
 
 
 def _schedule(run: StoredRun) -> tuple[Json, int] | None:
-    table = {key: [_ids(record, key) for record in run.records] for key in _CLIENTS}
+    table = {key: [client_ids(record, key) for record in run.records] for key in CLIENTS}
     size = sum(len(ids) for rows in table.values() for ids in rows)
     clients = max([run.config.clients, *(1 + max(ids) for rows in table.values() for ids in rows if ids)])
     return ({"clients": clients} | {k: rows for k, rows in table.items() if any(rows)}, size) if size else None
 
 
-def _ids(record: Mapping[str, Any], key: str) -> list[int]:
+def client_ids(record: Mapping[str, Any], key: str) -> list[int]:
+    """Return a list of a record, such as who took part; of anything else, nothing."""
     ids = record.get(key)
     return [i for i in ids if type(i) is int and i >= 0] if isinstance(ids, list) else []
 

@@ -11,6 +11,7 @@ from typing import Any
 from feddpc.report import figures, tables
 from feddpc.report.groups import SeedGroup, differing, settings, show, status
 from feddpc.report.page.embed import environment
+from feddpc.report.page.federations import began_and_ended
 from feddpc.report.page.html import boxed, definitions, folded, heads, line, section
 from feddpc.runs.stored import StoredRun
 from feddpc.storage import explain_os_errors
@@ -139,6 +140,7 @@ def run_list(every: Sequence[SeedGroup]) -> str:
     """Return how each run ended and where it ran otherwise than the rest, then, folded, the common environment."""
     machines = [environment(run) for group in every for run in group.runs]
     apart = differing(machines)
+    times = any(any(began_and_ended(run)) for group in every for run in group.runs)
     lines = []
     for group in every:
         for run in group.runs:
@@ -148,8 +150,10 @@ def run_list(every: Sequence[SeedGroup]) -> str:
             done = f"{len(run.records)} of {run.config.rounds}"
             machine = environment(run)
             values = [show(run.folder.name), group.label, str(run.config.seed), done, ended]
+            values += began_and_ended(run) if times else ()
             lines.append(line([*values, *(show(machine[k]) if k in machine else "" for k in apart)]))
-    table = boxed(heads(["run", "method", "seed", "rounds", "ended", *apart]), lines, "plain", "Runs")
+    names = ["run", "method", "seed", "rounds", "ended", *(["first round began", "last round ended"] if times else [])]
+    table = boxed(heads([*names, *apart]), lines, "plain", "Runs")
     return table + folded("Environment: what all runs share", definitions(_common(machines)))
 
 

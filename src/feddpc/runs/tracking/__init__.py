@@ -16,6 +16,11 @@ __all__ = ["Track", "Tracker", "Tracking", "check", "tracked"]
 
 #: What leaves its mark in a run folder, by the name of the tracker.
 _MARKS = {"tensorboard": "tensorboard", "mlflow": "mlflow.json"}
+#: What installs their libraries.
+_INSTALL = {
+    "tensorboard": "pip install 'tensorboard>=2.16'",
+    "mlflow": "pip install 'mlflow-skinny>=3.0' 'sqlalchemy>=2.0' 'alembic>=1.10'",
+}
 #: Names of trackers with commas between them, or a list of names and trackers of your own.
 Track = str | Sequence[str | Tracker]
 
@@ -44,7 +49,7 @@ def _made(name: str) -> Tracker:
     try:
         return cast(Tracker, import_module(f"feddpc.runs.tracking.{name}").make())
     except ImportError as error:
-        raise BadInputError(f"tracking with {name} needs its library ({error}): pip install 'feddpc[track]'") from None
+        raise BadInputError(f"tracking with {name} needs its library ({error}): {_INSTALL[name]}") from None
 
 
 class Tracking:
