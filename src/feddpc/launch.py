@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 #: Seconds in which ranks can say what another one's end means for them, before they are ended too.
-GRACE = 20.0
+GRACE = 10.0
 #: Seconds between two looks at the processes.
 POLL = 0.05
 #: Becomes the command in its arguments, which Linux then ends when its parent ends (PR_SET_PDEATHSIG = 1).

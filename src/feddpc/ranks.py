@@ -308,6 +308,8 @@ def _meet(where: Place, device: str, timeout: float) -> Ranks:
         store, _, _ = next(rendezvous(f"env://?rank={where.rank}&world_size={where.size}", timeout=limit))
     except (RuntimeError, ValueError) as error:
         raise RankError(f"rank {where.rank} cannot meet the others: {_first_line(str(error))}") from error
+    # torchrun's store may still hold the addresses of ranks that it has replaced.
+    store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     ranks = Ranks(where, PrefixStore("feddpc/", store), timeout)
     with ranks._naming():
         if not torch.distributed.is_initialized():

@@ -31,7 +31,7 @@ class Trouble(feddpc.Callback):
         if MINE == "raise":
             raise ValueError("oh dear")
         if MINE == "drift":
-            run._state.w[3] += 1e-9
+            run._state.w[3] += 1e-3
         if MINE == "stop":
             run.stop("enough")
 

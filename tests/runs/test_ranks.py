@@ -93,6 +93,16 @@ def script(size, folder, **how):
     return done.returncode, {int(name.rpartition("-")[2]): text for name, text in said.items()}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Records of a whole run on two ranks, and what the ranks said."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    code, said = script(2, folder)
+    assert code == 0
+    assert said[0] == said[1]
+    return records(folder), said
+
+
 def records(folder):
     lines = (folder / "rounds.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
@@ -122,9 +132,8 @@ def test_two_processes_give_the_records_of_one(tmp_path, start):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("memory", ["device", "disk"])
-def test_another_number_of_processes_goes_on(tmp_path, memory):
-    how = ["--method", "fedvarp", "--client-memory", memory, "--out"]
+def test_another_number_of_processes_goes_on(tmp_path):
+    how = ["--method", "fedvarp", "--client-memory", "disk", "--out"]
     assert feddpc("--rounds", "6", *how, str(tmp_path / "whole")).returncode == 0
     for name, begin, end in (("down", ["--ranks", "3"], []), ("up", [], ["--ranks", "2"])):
         out = str(tmp_path / name)
@@ -144,20 +153,17 @@ def test_another_number_of_processes_goes_on(tmp_path, memory):
         ("drift", "has another model|no two ranks have one model"),
     ],
 )
-def test_a_rank_that_fails_is_named_and_the_run_goes_on_from_its_checkpoint(tmp_path, fault, words):
-    _, whole = script(2, tmp_path / "whole")
+def test_a_rank_that_fails_is_named_and_the_run_goes_on_from_its_checkpoint(tmp_path, whole, fault, words):
     code, said = script(2, tmp_path / "cut", fault=fault, timeout=5)
     assert code != 0
     assert any(word in said[0] for word in words.split("|")), said
     code, again = script(2, tmp_path / "cut", resume=1)
     assert code == 0, again
-    assert again == whole, "the same model, bit by bit, on both ranks"
-    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    assert (records(tmp_path / "cut"), again) == whole, "the same model, bit by bit, on both ranks"
 
 
 @pytest.mark.processes
-def test_torchrun_starts_ranks_again_and_they_go_on(tmp_path):
-    _, whole = script(2, tmp_path / "whole")
+def test_torchrun_starts_ranks_again_and_they_go_on(tmp_path, whole):
     env = {**clean(), "TEST_OUT": str(tmp_path / "again"), "TEST_FAULT": "kill once"}
     command = [
         sys.executable,
@@ -172,8 +178,7 @@ def test_torchrun_starts_ranks_again_and_they_go_on(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     said = {int(p.stem[-1]): p.read_text() for p in tmp_path.glob("again-rank-*.txt")}
-    assert said == whole
-    assert records(tmp_path / "again") == records(tmp_path / "whole")
+    assert (records(tmp_path / "again"), said) == whole
 
 
 @pytest.mark.processes

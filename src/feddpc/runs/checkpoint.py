@@ -74,8 +74,9 @@ def save(
     the memories that it has, and rank 0 the rest, at last the note that names all files.
     """
     with ranks.together("writing a checkpoint"):
-        with explain_os_errors(folder):
-            folder.mkdir(exist_ok=True)
+        if not ranks.rank:
+            _begin(folder)
+    with ranks.together("writing a checkpoint"):
         shard = _save_shard(folder, state, ranks) if ranks.rank else None
     shards = [shard for shard in ranks.gather(shard) if shard is not None]
     with ranks.together("writing a checkpoint"):
@@ -83,6 +84,15 @@ def save(
             _save(folder, state, records, diverged, beside or {}, shards, ranks)
     for memory in (state.slots, state.clients):
         memory.committed()
+
+
+def _begin(folder: Path) -> None:
+    """Make the folder, and before anything else a note in it, so that a state without a note is never a beginning."""
+    with explain_os_errors(folder):
+        folder.mkdir(exist_ok=True)
+        if not (folder / NOTE).exists():
+            sync_folder(folder.parent)  # the folder's own name must be on the disk too
+            _write_note(folder / NOTE, {"round": 0, "file": None})
 
 
 def _memories(state: RunState) -> dict[str, Tensor]:
@@ -125,10 +135,6 @@ def _save(
 ) -> None:
     """Write the state without the memories of other ranks, and the note that names all files."""
     index, older = folder / NOTE, folder / OLDER_NOTE
-    with explain_os_errors(folder):
-        if not index.exists():
-            sync_folder(folder.parent)  # the folder's own name must be on the disk too
-            _write_note(index, {"round": 0, "file": None})  # so that a state without a note is never a beginning
     tensors = {"w": state.w} | {f"server.{k}": v for k, v in state.server.items()}
     tensors |= {f"{WATCHED}{k}": v for k, v in state.watched.items()}
     tensors |= {name: t for name, t in ((BEST, state.best), (MEAN, state.statistics)) if t is not None}
