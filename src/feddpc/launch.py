@@ -7,9 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import IO
 
 #: Seconds in which ranks can say what another one's end means for them, before they are ended too.
 GRACE = 10.0
@@ -42,30 +44,36 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     return {**threads, **os.environ, **{k: str(v) for k, v in own.items()}, "MASTER_ADDR": "127.0.0.1"}
 
 
-def launch(size: int, command: Sequence[str], more: Mapping[str, str] | None = None) -> int:
+def launch(
+    size: int, command: Sequence[str], *, stopping: Callable[[], bool] = lambda: False, output: IO[bytes] | None = None
+) -> int:
     """Run a command as ``size`` ranks and return the exit code of the first one that fails, or 0.
 
-    The first Ctrl-C or SIGTERM is passed on, so that the ranks stop after their round; the second one ends them.
+    The first Ctrl-C or SIGTERM is passed on, so that the ranks stop after their round; the second one ends them. A
+    caller with handlers of its own says through ``stopping`` that they are to stop. ``output`` gets what they print.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = [
         subprocess.Popen(
             [*end_with_parent(), *command],
-            env=environment(rank, size, port) | dict(more or {}),
+            env=environment(rank, size, port),
+            stdout=output,
+            stderr=output,
             start_new_session=True,  # signals of the terminal reach this process only, which passes them on once
         )
         for rank in range(size)
     ]
 
-    def pass_on(number: int, _: FrameType | None) -> None:
+    def pass_on(number: int, _: FrameType | None = None) -> None:
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    own = output is None and threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)} if own else {}
     try:
-        return _wait(ranks)
+        return _wait(ranks, stopping, lambda: pass_on(signal.SIGINT))
     finally:
         for rank in ranks:
             rank.kill()
@@ -74,9 +82,12 @@ def launch(size: int, command: Sequence[str], more: Mapping[str, str] | None = N
             signal.signal(number, handler)
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    failed, until = 0, float("inf")
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], stopping: Callable[[], bool], stop: Callable[[], None]) -> int:
+    failed, until, asked = 0, float("inf"), False
     while True:
+        if not asked and stopping():
+            asked = True
+            stop()
         codes = [rank.poll() for rank in ranks]
         failed = failed or next((code for code in codes if code), 0)
         if failed and until == float("inf"):

@@ -60,6 +60,14 @@ def sweep(
         int | None, flags.flag(flags.EXECUTION, "Processes of this machine, one thread each.", min=1)
     ] = None,
     at_once: flags.AtOnce = None,
+    ranks: Annotated[
+        int,
+        flags.flag(
+            flags.EXECUTION,
+            "Processes of one machine that share each run; with --ray-gpus as many, each has one.",
+            min=1,
+        ),
+    ] = 1,
     ray: Annotated[str | None, flags.flag(flags.EXECUTION, "A Ray cluster: auto, local or its address.")] = None,
     ray_gpus: Annotated[
         float, flags.flag(flags.EXECUTION, "GPUs per run on Ray; 0.25 lets four share one.", min=0.0)
@@ -101,7 +109,8 @@ def sweep(
         space = make_space(grid or [], random or [], trials, sampler, search_seed or 0, None)
     plan = StudyPlan(names, numbers, overrides, space, select or (before.objective if before else objective))
     plan = extend_stored(out, plan) if extend else plan
-    workers, stop = _workers(processes, ray, ray_gpus, at_once or _usual_at_once(plan, given.get("device"))), Stop()
+    usual = 1 if ranks > 1 else _usual_at_once(plan, given.get("device"))
+    workers, stop = _workers(processes, ray, ray_gpus, at_once or usual, ranks), Stop()
     console = Console(stderr=as_json, soft_wrap=True)
     if not quiet:
         _announce(plan, out, console, extend)
@@ -150,7 +159,7 @@ def show(
     flags.exit_with([result.status for result in results])
 
 
-def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) -> Workers:
+def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int, ranks: int) -> Workers:
     from feddpc.study import InProcess, Processes, RayWorkers
 
     if processes is not None and ray is not None:
@@ -158,8 +167,10 @@ def _workers(processes: int | None, ray: str | None, gpus: float, at_once: int) 
     if gpus and ray is None:
         raise BadInputError("--ray-gpus is for --ray: say which cluster")
     if ray is not None:
-        return RayWorkers(ray, gpus=gpus, at_once=at_once)
-    return InProcess(at_once=at_once) if processes is None else Processes(processes, at_once=at_once)
+        return RayWorkers(ray, gpus=gpus, cpus=float(ranks), at_once=at_once, ranks=ranks)
+    if processes is None:
+        return InProcess(at_once=at_once, ranks=ranks)
+    return Processes(processes, at_once=at_once, ranks=ranks)
 
 
 def _usual_at_once(plan: StudyPlan, device: str | None) -> int:

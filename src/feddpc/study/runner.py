@@ -94,7 +94,9 @@ class _StudyExecution:
         folder = self.folder.folder
         study_id = _study_id(folder) if workers.remote else ""
         for group in _by_setup(specs, workers.batch_size):
-            batch = RunBatch(tuple(group), folder.resolve(), checkpoint_seconds, workers.at_once, study_id)
+            batch = RunBatch(
+                tuple(group), folder.resolve(), checkpoint_seconds, workers.at_once, workers.ranks, study_id
+            )
             self.queue.append((0.0, batch))
         with workers.open(self.stop, self._report) as pool:
             stopping = False

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from feddpc.checks import check_int
-from feddpc.errors import FeddpcError, FolderInUseError, RunFolderError
+from feddpc.errors import BadInputError, FeddpcError, FolderInUseError, RunFolderError
 from feddpc.experiment import Experiment
 from feddpc.runs.concurrent import clone_for_thread, run_concurrently
 from feddpc.runs.record import RunFolder, is_run
@@ -33,6 +33,7 @@ from feddpc.runs.stop import Stop
 from feddpc.storage import without_sync
 from feddpc.study import setup_cache
 from feddpc.study.folder import StudyFolder
+from feddpc.study.rank_runs import execute_on_ranks
 from feddpc.study.spec import RunSpec
 
 #: Files of a run that a machine without access to the study's folder sends back.
@@ -53,6 +54,7 @@ class RunBatch:
     folder: Path
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     at_once: int = 1  #: how many of them run at a time
+    ranks: int = 1  #: how many processes share each run
     study_id: str = ""  #: what STUDY_ID holds; empty if every worker has access to the folder
     working_folder: Path = field(default_factory=Path.cwd)  #: what relative paths are relative to
 
@@ -113,8 +115,13 @@ def _attempt(spec: RunSpec, folder: StudyFolder, batch: RunBatch, on_round: OnRo
         advanced = True
         on_round(record)
 
-    how: dict[str, Any] = {"on_round": count, "stop": stop, "checkpoint_seconds": batch.checkpoint_seconds}
-    run = partial(execute_spec, spec, path, at_once=len(batch.specs), **how)
+    how: dict[str, Any] = {"stop": stop, "checkpoint_seconds": batch.checkpoint_seconds}
+
+    def run() -> str:
+        if batch.ranks > 1:
+            return execute_on_ranks(spec, path, batch.ranks, **how)
+        return execute_spec(spec, path, at_once=len(batch.specs), on_round=count, **how).status
+
     try:
         if path.exists():
             RunFolder.reopen(path).close()  # raises if another process is running it
@@ -124,7 +131,7 @@ def _attempt(spec: RunSpec, folder: StudyFolder, batch: RunBatch, on_round: OnRo
         if result.damaged:
             folder.set_aside(spec, only_damaged=True)
         try:
-            outcome = run()
+            status = run()
         except FolderInUseError:
             raise
         except RunFolderError:
@@ -133,8 +140,8 @@ def _attempt(spec: RunSpec, folder: StudyFolder, batch: RunBatch, on_round: OnRo
             folder.set_aside(spec, only_damaged=False)  # it cannot be continued, unless another process finished it
             if folder.read(spec).ended:
                 return RunReport(spec.key, "ended")
-            outcome = run()
-        return RunReport(spec.key, "interrupted" if outcome.status == "interrupted" else "ended")
+            status = run()
+        return RunReport(spec.key, "interrupted" if status == "interrupted" else "ended")
     except FolderInUseError:
         return RunReport(spec.key, "busy")
     except FeddpcError as error:
@@ -190,13 +197,17 @@ class WorkerPool(ABC):
 
 @dataclass(frozen=True)
 class Workers(ABC):
-    """A kind of workers; each runs ``at_once`` runs with the same setup at a time."""
+    """A kind of workers; each runs ``at_once`` runs with the same setup at a time, or one on several ``ranks``."""
 
     at_once: int = field(default=1, kw_only=True)
+    ranks: int = field(default=1, kw_only=True)
     remote = False  #: whether workers may have no access to the study's folder
 
     def __post_init__(self) -> None:
         check_int("at_once", self.at_once, 1)
+        check_int("ranks", self.ranks, 1)
+        if self.ranks > 1 and self.at_once > 1:
+            raise BadInputError(f"ranks = {self.ranks} and at_once = {self.at_once}: a run on several ranks is alone")
 
     @property
     def batch_size(self) -> int | None:
