@@ -44,6 +44,12 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     return {**threads, **os.environ, **{k: str(v) for k, v in own.items()}, "MASTER_ADDR": "127.0.0.1"}
 
 
+def free_port() -> int:
+    """Return a port of this machine at which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 def launch(
     size: int, command: Sequence[str], *, stopping: Callable[[], bool] = lambda: False, output: IO[bytes] | None = None
 ) -> int:
@@ -52,8 +58,7 @@ def launch(
     The first Ctrl-C or SIGTERM is passed on, so that the ranks stop after their round; the second one ends them. A
     caller with handlers of its own says through ``stopping`` that they are to stop. ``output`` gets what they print.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [*end_with_parent(), *command],

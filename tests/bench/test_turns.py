@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from feddpc import methods, models, sampling
-from feddpc.bench import machine, server_times, turns
+from feddpc.bench import entrants, machine, server_times, turns
 from feddpc.bench.eager import Eager, plain
-from feddpc.bench.turns import Entrant
+from feddpc.bench.entrants import LocalEntrant
 from feddpc.bench.workloads import WORKLOADS, TextWorkload, Workload
 from feddpc.build import build
 from feddpc.config import Config
@@ -26,6 +26,10 @@ from feddpc.round.state import RunState
 SMALL = Workload("small", "small images, cnn", "cnn", 10, 8, 2000, test=100)
 IMAGES = {name: w for name, w in WORKLOADS.items() if not isinstance(w, TextWorkload)}
 TEXTS = {name: w for name, w in WORKLOADS.items() if isinstance(w, TextWorkload)}
+
+
+def local(way, precision="float32", build=lambda _: lambda: None, **times):
+    return LocalEntrant(way, "fedavg", precision, "cpu", build=build, **times)
 
 
 class Refusing(Loop):
@@ -116,7 +120,7 @@ def test_the_eager_loop_trains_on_tokens_and_leaves_out_ignored_ones(model):
 
 
 def test_engines_that_cannot_run_are_lines(monkeypatch):
-    monkeypatch.setattr(turns, "ENGINES", {"broken": Broken, "loop": Loop, "refusing": Refusing})
+    monkeypatch.setattr(entrants, "ENGINES", {"broken": Broken, "loop": Loop, "refusing": Refusing})
     found = turns.time_rounds(SMALL, device="cpu", rounds=2)
     rows = {r["way"]: r for r in found["rows"]}
     assert rows["refusing"]["error"] == "it is Sunday"
@@ -137,14 +141,14 @@ def test_nobody_makes_batches_while_the_clock_runs(monkeypatch):
         return plain(self, round, ids)
 
     monkeypatch.setattr(Planner, "plan", plan)
-    monkeypatch.setattr(turns, "ENGINES", {name: lambda: Cuda(anywhere=True) for name in ("one", "two")})
+    monkeypatch.setattr(entrants, "ENGINES", {name: lambda: Cuda(anywhere=True) for name in ("one", "two")})
     turns.time_rounds(SMALL, device="cpu", rounds=3)
-    runs, rounds = 2 * 2, turns.WARM_UP + 1 + 3
+    runs, rounds = 2 * 2, entrants.WARM_UP + 1 + 3
     assert sorted(made) == sorted([*range(1, rounds + 2)] * runs)  # once each, the one after the last included
 
 
 def test_every_precision_is_crossed_with_every_engine_when_asked(monkeypatch):
-    monkeypatch.setattr(turns, "ENGINES", {"loop": Loop})
+    monkeypatch.setattr(entrants, "ENGINES", {"loop": Loop})
     found = turns.time_rounds(SMALL, device="cpu", rounds=1, wanted=["float32", "float64"], against="eager")
     assert [(r["way"], r["precision"]) for r in found["rows"]] == [
         ("eager", "float32"),
@@ -155,14 +159,14 @@ def test_every_precision_is_crossed_with_every_engine_when_asked(monkeypatch):
 
 
 def test_nothing_that_can_run_is_still_a_table(monkeypatch):
-    monkeypatch.setattr(turns, "ENGINES", {"broken": Broken})
+    monkeypatch.setattr(entrants, "ENGINES", {"broken": Broken})
     (row,) = turns.time_rounds(SMALL, device="cpu")["rows"]
     assert "RuntimeError" in row["error"]
 
 
 def test_ratios_are_taken_turn_by_turn():
     def entrant(whole, training):
-        return Entrant("x", "fedavg", "float32", lambda _: lambda: None, whole=whole, training=training)
+        return local("x", whole=whole, training=training)
 
     base, own = entrant([2.0, 40.0, 4.0], [1.0, 10.0, 2.0]), entrant([1.0, 10.0], [0.5, 1.0])
     row = own.row(base)
@@ -175,7 +179,7 @@ def test_ratios_are_taken_turn_by_turn():
 
 def test_turns_end_when_the_time_is_used_up(monkeypatch):
     monkeypatch.setattr(turns, "LIMIT", 0.0)
-    made = [Entrant(n, "fedavg", "float32", lambda _: lambda: None) for n in "ab"]
+    made = [local(n) for n in "ab"]
     for entrant in made:
         entrant.warm()
     turns._take_turns(made, None, lambda _: None)
@@ -223,9 +227,9 @@ def test_the_faster_of_two_plain_loops_is_what_others_are_compared_to(monkeypatc
         def after(seconds):
             return lambda evaluate: lambda: passed.append(passed.pop() + seconds)
 
-        return [turns.Entrant("eager", "fedavg", name, after(s)) for name, s in (("float32", 300.0), ("tf32", 100.0))]
+        return [local("eager", name, after(s)) for name, s in (("float32", 300.0), ("tf32", 100.0))]
 
-    monkeypatch.setattr(turns.Workbench, "eager", plain)
+    monkeypatch.setattr(entrants.Workbench, "eager", plain)
     found = turns.time_rounds(SMALL, device="cpu", rounds=2, engines=["loop"], against="eager")
     assert found["compared_to"] == "eager, fedavg, tf32"
     assert [(r["way"], r["precision"]) for r in found["rows"]][:2] == [("eager", "tf32"), ("eager", "float32")]
@@ -242,5 +246,5 @@ def test_the_plain_loop_has_torchs_own_settings(monkeypatch):
 
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     for way in ("loop", "eager"):
-        turns.Entrant(way, "fedavg", "float32", build(way)).warm()
+        local(way, "float32", build(way)).warm()
     assert seen == {"loop": True, "eager": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,10 @@ class Workload:
         k = self.train
         return Dataset.from_arrays(x[:k], y[:k], x[k:], y[k:], name="random bytes", classes=self.classes)
 
+    def asdict(self) -> dict[str, Any]:
+        """Return what :func:`read` makes the same workload of."""
+        return {"kind": type(self).__name__, **dataclasses.asdict(self)}
+
     def config(self, **values: object) -> Config:
         """Return the configuration of a run on it."""
         return Config.read({"model": self.model, "alpha": self.alpha, "batch_size": 256, **values})
@@ -72,6 +77,16 @@ class TextWorkload(Workload):
     def config(self, **values: object) -> Config:
         """Return the configuration of a run on it."""
         return Config.read({"model": self.model, "partition": "iid", "batch_size": 16, **values})
+
+
+def read(values: dict[str, Any]) -> Workload:
+    """Return the workload that `Workload.asdict` has described.
+
+    >>> all(read(work.asdict()) == work for work in WORKLOADS.values())
+    True
+    """
+    kinds = {kind.__name__: kind for kind in (Workload, TextWorkload)}
+    return kinds[values["kind"]](**{key: value for key, value in values.items() if key != "kind"})
 
 
 WORKLOADS = {

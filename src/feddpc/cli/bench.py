@@ -11,7 +11,7 @@ import typer
 
 from feddpc.cli import flags
 from feddpc.config import choices_of
-from feddpc.errors import unknown
+from feddpc.errors import BadInputError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,23 +43,29 @@ def bench(
     against: Annotated[
         str | None, typer.Option(help="eager: also run a plain loop as researchers write it, FedAvg.")
     ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(help="Also rounds that so many processes of this machine share, with commas between: 1,2."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the data and two turns, to see it work.")] = False,
     out: Annotated[Path | None, typer.Option(help="A file for all figures, as JSON.")] = None,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Measure this machine: engines, precisions and the server step, on workloads with random data."""
+    """Measure this machine: engines, precisions and the server step, on workloads with random data.
+
+    Under torchrun or srun, measure rounds that all its processes share instead.
+    """
     if against not in (None, "eager"):
         raise unknown("thing to run against", against, ["eager"])
     from rich.console import Console
 
-    from feddpc.ranks import refuse_ranks
-
-    refuse_ranks("feddpc bench")
     from feddpc.bench import machine, server_times, turns
+    from feddpc.bench.entrants import engine_names
+    from feddpc.bench.rank_rounds import TIMEOUT
     from feddpc.bench.workloads import WORKLOADS
+    from feddpc.ranks import join
     from feddpc.resolve import resolve_device
-    from feddpc.runs.engine_choice import ENGINES
     from feddpc.storage import replace_text
 
     names = flags.method_names(methods, None) or []
@@ -68,10 +74,20 @@ def bench(
     chosen = _select("workload", workload, list(WORKLOADS)) or usual
     options: dict[str, Any] = {
         "wanted": _select("precision", precision, choices_of("precision")),
-        "engines": _select("engine", engines, list(ENGINES)),
-        "against": against,
         "rounds": rounds or (2 if quick else None),
     }
+    local: dict[str, Any] = {
+        "engines": _select("engine", engines, engine_names()),
+        "against": against,
+        "ranks": _numbers_of_ranks(ranks),
+    }
+    together = join(device, TIMEOUT)
+    if together.size > 1 and any(local.values()):
+        raise BadInputError(
+            f"{together.size} ranks were started, which are measured as they are: leave out --engines, --against and "
+            "--ranks"
+        )
+    quiet = quiet or together.rank > 0
     console, log = Console(quiet=quiet or as_json), Console(stderr=True)
     speak = log.is_terminal and not quiet
 
@@ -84,14 +100,20 @@ def bench(
     for name in chosen:
         tell(f"{name}: making data")
         work = WORKLOADS[name].quick() if quick else WORKLOADS[name]
-        result = turns.time_rounds(work, device=device, names=names, tell=tell, **options)
+        if together.size > 1:
+            result = turns.time_joined(work, together, device=device, names=names, tell=tell, **options)
+        else:
+            result = turns.time_rounds(work, device=device, names=names, tell=tell, **options, **local)
         figures["workloads"].append(result)
         _print(console, rounds_table(result), result["rows"])
-    tell("server step")
-    rows = figures["server"] = server_times.time_server_steps(
-        server_times.RESNET18 // (10 if quick else 1), device=device
-    )
-    _print(console, server_table(rows), rows)
+    if together.size == 1:
+        tell("server step")
+        rows = figures["server"] = server_times.time_server_steps(
+            server_times.RESNET18 // (10 if quick else 1), device=device
+        )
+        _print(console, server_table(rows), rows)
+    if together.rank:
+        return
     if out:
         replace_text(out, json.dumps(figures, indent=1) + "\n")
         console.print(f"\nfigures: {out}", highlight=False, soft_wrap=True)
@@ -108,6 +130,15 @@ def _select(kind: str, text: str | None, valid: Sequence[str]) -> list[str] | No
         if name not in valid:
             raise unknown(kind, name, [*valid, "all"])
     return names
+
+
+def _numbers_of_ranks(text: str | None) -> list[int]:
+    """Read numbers of processes with commas between them."""
+    words = [] if text is None else flags.listed(text, "number of ranks")
+    for word in words:
+        if not word.isdecimal() or int(word) < 1:
+            raise BadInputError(f"--ranks {text}: {word!r} is no number of processes: give numbers such as 1,2")
+    return [int(word) for word in words]
 
 
 def _headline(facts: dict[str, Any]) -> str:
