@@ -11,6 +11,7 @@ from torch import nn
 
 from feddpc import methods, models, sampling
 from feddpc.config import Config
+from feddpc.config.domains import check_cohort
 from feddpc.data import Dataset, names, schemes
 from feddpc.data.array_checks import Target
 from feddpc.data.partition import Partition
@@ -69,6 +70,7 @@ def resolve(
         if config.cohort > len(partition):
             raise BadInputError(f"cohort = {config.cohort}, but the partition has {len(partition)} clients: lower it")
     else:
+        check_cohort(config.cohort, config.clients)
         kept = reserved(reserve, data, config.seed)
         rest = len(data.y_train) - len(kept) - int(held_counts(config.validation, data, kept).sum())
         changes["partition_options"] = partition_options(config, changes["partition"], rest)

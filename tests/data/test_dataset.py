@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+import feddpc
 from feddpc.data import Dataset
 from feddpc.data.scaling import default_scaling, make_scaler
 from feddpc.errors import BadInputError, DataError
@@ -289,3 +290,16 @@ def test_validation_holds_out_a_share_of_all_samples_where_there_are_no_classes(
 def test_a_reserve_needs_classes():
     with pytest.raises(BadInputError, match=r"reserve = 0\.1 needs class labels"):
         reserved(0.1, build(np.zeros((40, 2)), np.arange(40) / 2), 0)
+
+
+@pytest.mark.parametrize("how", ["ids", "lists"])
+def test_a_cohort_may_be_larger_than_the_default_population(how):
+    """Client ids and index lists say how many clients there are; 100 is only what there are without them."""
+    x, y = np.random.default_rng(0).random((240, 3), np.float32), np.arange(240) % 2
+    more = {"partition": [[i] for i in range(240)]} if how == "lists" else {}
+    data = Dataset.from_arrays(x, y, x[:9], y[:9], client_ids=np.arange(240) if how == "ids" else None)
+    result = feddpc.simulate(data=data, model="mlp", cohort=120, rounds=1, engine="loop", **more)
+    assert result.config.clients == 240
+    assert len(set(result.records[0]["participants"])) == 120
+    with pytest.raises(BadInputError, match="cohort = 241"):
+        feddpc.simulate(data=data, model="mlp", cohort=241, rounds=1, **more)

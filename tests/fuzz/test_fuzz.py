@@ -67,6 +67,9 @@ PARSERS = {
     "study/plan.py": ["compare_json", "sweep_toml"],
     "study/space.py": ["sweep_toml"],
     "bench/workloads.py": [],
+    # What a command of this library tells the ranks that it starts.
+    "bench/rank_rounds.py": [],
+    "study/rank_runs.py": [],
 }
 PARSING = {
     *("json.loads", "json.load", "tomllib.loads", "tomllib.load", "np.load", "np.frombuffer", "Image.open"),

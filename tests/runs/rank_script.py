@@ -16,7 +16,7 @@ import numpy as np
 import feddpc
 from feddpc.data import load
 
-OUT, FAULT, RANK = Path(os.environ["TEST_OUT"]), os.environ.get("TEST_FAULT", ""), os.environ["RANK"]
+OUT, FAULT, RANK = Path(os.environ.get("TEST_OUT", "")), os.environ.get("TEST_FAULT", ""), os.environ.get("RANK", "0")
 MINE = FAULT if RANK == "1" else ""
 
 
@@ -69,4 +69,5 @@ def main() -> None:
     said.write_text(f"{result.status} {hashlib.sha256(weights.tobytes()).hexdigest()} {len(result.records)}")
 
 
-main()
+if __name__ == "__main__":
+    main()

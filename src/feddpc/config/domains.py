@@ -17,7 +17,10 @@ def check_domains(config: Config) -> None:
         value = getattr(config, name)
         _require(value is None or value == "auto" or value >= 1, name, value, "at least 1")
     _require(not isinstance(config.threads, int) or config.threads <= 1024, "threads", config.threads, "at most 1024")
-    _require(config.cohort <= config.clients, "cohort", config.cohort, f"at most clients = {config.clients}")
+    # Data with client ids may hold more clients than the default; `resolve` compares the cohort with what they hold.
+    data_decide = config.partition in ("auto", "natural") and config.clients == type(config).clients
+    if not data_decide:
+        check_cohort(config.cohort, config.clients)
     for name in ("lr", "server_lr", "alpha", "lr_decay", "clip_norm"):
         value = getattr(config, name)
         _require(value is None or 0 < value < math.inf, name, value, "a finite number above 0")
@@ -34,6 +37,11 @@ def check_domains(config: Config) -> None:
     alike = config.rule == "mean" or config.weighting == "uniform"
     _require(alike, "weighting", config.weighting, f"uniform with rule = {config.rule!r}, which counts clients alike")
     _require(0 <= config.seed < 2**32, "seed", config.seed, "from 0 to 4294967295")
+
+
+def check_cohort(cohort: int, clients: int) -> None:
+    """Raise if there are fewer clients than are to take part in a round."""
+    _require(cohort <= clients, "cohort", cohort, f"at most clients = {clients}")
 
 
 def one_rate(values: dict[str, Any], client_lr: float | None) -> dict[str, Any]:
