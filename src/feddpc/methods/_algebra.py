@@ -89,11 +89,15 @@ def add_rows(total_d: Tensor, c_m: Tensor, x_md: Tensor) -> Tensor:
     """Add ``sum_j c_j x_j`` to ``total_d`` in place, and return it."""
     if not _long(x_md):
         return total_d.add_(c_m.to(x_md.dtype) @ x_md)
-    factors = c_m.tolist()  # plain numbers: a row is then one fused multiply-add
     for b in _columns(x_md, CACHED):
-        for factor, x in zip(factors, x_md[:, b], strict=True):
-            total_d[b].add_(x, alpha=factor)
+        _add_long_rows(total_d[b], c_m.tolist(), x_md[:, b])
     return total_d
+
+
+def _add_long_rows(total: Tensor, factors: list[float], x_mb: Tensor) -> None:
+    """Add multiples of rows; with plain numbers as factors a row is one fused multiply-add."""
+    for factor, x in zip(factors, x_mb, strict=True):
+        total.add_(x, alpha=factor)
 
 
 def exact_sum(x_md: Tensor, c_m: Tensor | None = None) -> Tensor:
@@ -181,7 +185,15 @@ def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: T
     along = -(c_m * p_m).sum()
     if into is None and _has_kernels(x_md):
         return row_sums.mixed(x_md, c_m, g_d, along)
-    return add_rows(_add_multiple_(into, g_d, along), c_m, x_md)
+    if into is not None:
+        return add_rows(_add_multiple_(into, g_d, along), c_m, x_md)
+    if not _long(x_md):
+        return add_rows(_multiple(g_d, along), c_m, x_md)
+    total = torch.empty_like(g_d)
+    for b in _columns(x_md, CACHED):  # a block of the sum is finished while it is in cache
+        _multiple(g_d[b], along, out=total[b])
+        _add_long_rows(total[b], c_m.tolist(), x_md[:, b])
+    return total
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -194,13 +206,24 @@ def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(-largest, largest).to(dtype)
 
 
-def _add_multiple_(x_d: Tensor | None, g_d: Tensor, factor: Tensor) -> Tensor:
-    """Add ``factor * g`` to ``x`` in place, or return it; ``factor``, in float64, may be beyond the range of ``g``."""
+def _multiple(g_d: Tensor, factor: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return ``factor * g``; ``factor``, in float64, may be beyond the range of ``g``."""
     rounded = factor.to(g_d.dtype)
-    if g_d.device.type == "cpu" and not bool(rounded.isfinite()):
+    if _overflows(rounded):
         product = saturated(factor * g_d.double(), g_d.dtype)
-        return product if x_d is None else x_d.add_(product)
-    return rounded * g_d if x_d is None else x_d.addcmul_(g_d, rounded)
+        return product if out is None else out.copy_(product)
+    return torch.mul(g_d, rounded, out=out)
+
+
+def _add_multiple_(x_d: Tensor, g_d: Tensor, factor: Tensor) -> Tensor:
+    """Add ``factor * g`` to ``x`` in place; ``factor``, in float64, may be beyond the range of ``g``."""
+    rounded = factor.to(g_d.dtype)
+    return x_d.add_(_multiple(g_d, factor)) if _overflows(rounded) else x_d.addcmul_(g_d, rounded)
+
+
+def _overflows(factor: Tensor) -> bool:
+    """Whether a factor on a CPU is infinite; elsewhere that is not looked at, since it would wait for the device."""
+    return factor.device.type == "cpu" and not bool(factor.isfinite())
 
 
 def _in_few_reads(x_md: Tensor, g_d: Tensor) -> Residuals:
@@ -266,15 +289,16 @@ def _tiled_sums(x_md: Tensor, g_d: Tensor | None) -> tuple[Tensor, Tensor]:
     m, whole = len(x_md), x_md.shape[1] // TILE * TILE
     size = CACHED // m // TILE * TILE or TILE
     products = x_md.new_empty(m, size)  # one buffer for all blocks: it stays in cache
-    dots, norms = [], []
-    for i in range(0, whole, size):
+    dots, norms = x_md.new_empty(-(-whole // size), m), x_md.new_empty(m, whole // TILE)
+    for k, i in enumerate(range(0, whole, size)):
         b = slice(i, min(i + size, whole))
         x = x_md[:, b]
         if g_d is not None:
-            dots.append(torch.mul(x, g_d[b], out=products[:, : x.shape[1]]).sum(1))
-        norms.append(torch.linalg.vector_norm(x.reshape(m, -1, TILE), dim=2))
+            torch.sum(torch.mul(x, g_d[b], out=products[:, : x.shape[1]]), 1, out=dots[k])
+        tiles = slice(b.start // TILE, b.stop // TILE)
+        torch.linalg.vector_norm(x.reshape(m, -1, TILE), dim=2, out=norms[:, tiles])
     rest = x_md[:, whole:].double()
-    x2_m = torch.cat(norms, dim=1).double().square_().sum(1) + rest.square().sum(1)
+    x2_m = norms.double().square_().sum(1) + rest.square().sum(1)
     if g_d is None:
         return torch.zeros_like(x2_m), x2_m
-    return torch.stack(dots).double().sum(0) + rest @ g_d[whole:].double(), x2_m
+    return dots.double().sum(0) + rest @ g_d[whole:].double(), x2_m
