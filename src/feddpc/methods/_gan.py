@@ -24,7 +24,7 @@ from feddpc.data import Dataset
 from feddpc.rng import generator as keyed_generator
 from feddpc.rng import torch_seed
 from feddpc.tasks.base import forked
-from feddpc.tasks.network import sample_tensor
+from feddpc.tasks.host_samples import sample_tensor
 
 LATENT = 32  #: numbers of noise that make a sample
 WIDTH = 32  #: channels at half the image's size; twice as many each time it is halved, up to 128

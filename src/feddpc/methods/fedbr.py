@@ -15,7 +15,7 @@ from feddpc.methods.base import ClientContext, Costs, Method, State
 from feddpc.methods.federated_data import Ask, FederatedData, Ids, ask_locally
 from feddpc.models.heads import WithProjector
 from feddpc.tasks.base import Batch, Task
-from feddpc.tasks.network import sample_tensor
+from feddpc.tasks.host_samples import sample_tensor
 
 
 @dataclass(frozen=True, kw_only=True)

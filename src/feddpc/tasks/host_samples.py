@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddpc.data import Dataset
 from feddpc.data.batches import BatchPlan
 from feddpc.data.partition import Partition
 
@@ -30,6 +31,17 @@ def is_mapped(array: NDArray[np.generic]) -> bool:
             return True
         base = base.base
     return False
+
+
+def sample_tensor(data: Dataset, x: np.ndarray, *, together: bool = False) -> Tensor:
+    """Return samples of ``data`` as a tensor; images ``[n, h, w, c]`` become ``[n, c, h, w]``.
+
+    With ``together`` the channels of a pixel stay together in memory.
+    """
+    samples = torch.from_numpy(np.array(x, order="C"))
+    if not data.is_image:
+        return samples
+    return samples.movedim(3, 1) if together else samples.movedim(3, 1).contiguous()
 
 
 class HostSamples:

@@ -21,7 +21,7 @@ from feddpc.models.flat import Flat
 from feddpc.models.traits import Traits, norm_mask
 from feddpc.tasks.augmentation import Transform, crop_and_flip
 from feddpc.tasks.base import Batch, BatchIndices, Task, WorkCounter
-from feddpc.tasks.host_samples import HostSamples, Ints, Read
+from feddpc.tasks.host_samples import HostSamples, Ints, Read, sample_tensor
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import Measure, Totals, choose_measures, listed_metrics
 from feddpc.tasks.metrics import LOSS
@@ -31,8 +31,8 @@ from feddpc.tasks.trial import try_out
 TestTotals = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: One value per sample, or per sample and token, of outputs and targets.
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
+#: How many test images of more than how many numbers go through a network at a time, on a CPU.
+CACHED_IMAGES, SMALL_IMAGE = 256, 1024
 #: The name of the mask of all normalization layers, which no layer has.
 NORMS = "/norms"
 
@@ -41,8 +41,7 @@ class NetworkTask(Task):
     """A module, a loss per sample, and a data set that is resident on the device. Subclasses say what is learned.
 
     Training images stay uint8 on the device and are scaled batch by batch, or stay in host memory (``on_host``), where
-    those of each cohort are taken from; test images are scaled once when that takes
-    less than ``resident_bytes``.
+    those of each cohort are taken from; test images are scaled once when that takes less than ``resident_bytes``.
 
     A task of your own overrides :meth:`sample_losses`, and lists what it measures in ``measured``.
     """
@@ -90,6 +89,8 @@ class NetworkTask(Task):
         self.test_scaled = floats <= self.resident_bytes
         # Convolutions on a CPU are faster on images whose channels lie together.
         self.image_layout = torch.channels_last if self.x.ndim == 4 and self.x.device.type == "cpu" else None
+        if data.is_image and self.image_layout is not None:
+            self.scaler = self.scaler.for_images(*self.x.shape[2:])
         self.x_test = self._laid_out(self.scaler(x_test)) if self.test_scaled else x_test
         self.module.train()
         self.stochastic = try_out(self, data.classes)
@@ -176,7 +177,7 @@ class NetworkTask(Task):
     def fetch(self, rows: BatchIndices) -> Batch:
         """Gather, augment and scale the samples of ``rows`` on the device."""
         held: NetworkTask | HostSamples = self if self.host is None else self.host
-        x = held.x[rows.samples]
+        x = self._taken(held.x, rows.samples)
         if rows.draws is not None and self.transform is None:
             x = crop_and_flip(x, rows.draws, self.shift)
         x = self.inputs(x)
@@ -206,6 +207,12 @@ class NetworkTask(Task):
             self._masks[NORMS] = mask.to(self.x.device, self.scaler.dtype)
         return self._masks[NORMS]
 
+    def _taken(self, x: Tensor, samples: Tensor) -> Tensor:
+        """Return some samples, in the layout in which all lie; whole images are copied faster than their channels."""
+        if self.image_layout is torch.channels_last and x.is_contiguous(memory_format=torch.channels_last):
+            return x.movedim(1, 3).index_select(0, samples).movedim(3, 1)
+        return x[samples]
+
     def inputs(self, x: Tensor) -> Tensor:
         """Scale samples ``[n, channels, height, width]``."""
         return self._laid_out(self.scaler(x))
@@ -216,7 +223,9 @@ class NetworkTask(Task):
     def transformable(self, *, stacked: bool = True, together: bool = False) -> Self:
         """Return this task for function transforms; ``vmap`` stacks clients and has no layout of channels."""
         twin = super().transformable()
-        twin.image_layout = torch.channels_last if self.x.ndim == 4 and not stacked else None
+        if self.x.ndim == 4:
+            plain = torch.contiguous_format if self.device.type == "cpu" else None
+            twin.image_layout = plain if stacked else torch.channels_last
         twin.flat = copy.copy(self.flat)
         twin.flat.together = together and not stacked
         return twin
@@ -302,7 +311,11 @@ class NetworkTask(Task):
         return self._test_totals(w, x, y, [])
 
     def _test_totals(self, w: Tensor, x: Tensor, y: Tensor, seen: list[Tensor]) -> Tensor:
-        outputs = self.outputs(w, self._laid_out(x if self.test_scaled else self.scaler(x)))
+        small = self.image_layout is None or x[:1].numel() < SMALL_IMAGE
+        # On a CPU the activations of large images should fit into caches; what a sample gives is the same.
+        parts = (x,) if small else torch.split(x, CACHED_IMAGES)
+        made = [self.outputs(w, self._laid_out(x if self.test_scaled else self.scaler(x))) for x in parts]
+        outputs = made[0] if len(made) == 1 else torch.cat(made)
         seen.append(outputs)
         return self._totals(outputs, y)
 
@@ -334,9 +347,4 @@ class NetworkTask(Task):
         """Return samples and targets on ``device``."""
         targets = torch.from_numpy(np.array(y))
         targets = targets.to(self.scaler.dtype) if targets.is_floating_point() else targets.to(torch.int64)
-        return sample_tensor(data, x).to(device), targets.to(device)
-
-
-def sample_tensor(data: Dataset, x: np.ndarray) -> Tensor:
-    """Return samples of ``data`` as a tensor; images ``[n, h, w, c]`` become ``[n, c, h, w]``."""
-    return torch.from_numpy(np.array(x.transpose(0, 3, 1, 2) if data.is_image else x, order="C"))
+        return sample_tensor(data, x, together=torch.device(device).type == "cpu").to(device), targets.to(device)
