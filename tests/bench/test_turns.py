@@ -66,7 +66,7 @@ def test_the_eager_loop_computes_what_fedavg_does():
 def test_the_eager_network_is_made_of_plain_layers(workload, monkeypatch):
     small = dataclasses.replace(workload, train=2000, test=200)
     setting = build(small.config(device="cpu", partition="iid"), data=small.data())
-    x = torch.randn(2, 3, workload.size, workload.size)
+    x = torch.randn(2, workload.channels, workload.size, workload.size)
     expected = setting.task.flat(setting.w0, x)
     monkeypatch.setattr("feddpc.models.base.BodyAndHead.forward", None)
     torch.testing.assert_close(Eager(setting).net(x), expected, rtol=1e-4, atol=1e-4)
@@ -189,13 +189,16 @@ def test_turns_end_when_the_time_is_used_up(monkeypatch):
 
 
 @pytest.mark.parametrize("workload", IMAGES.values(), ids=list(IMAGES))
-def test_workloads_have_the_papers_shapes(workload):
+def test_workloads_have_the_shapes_of_their_data_sets(workload):
     small = dataclasses.replace(workload, train=workload.classes, test=workload.classes)
     data = small.data()
     assert sorted(data.y_train) == list(range(workload.classes))
-    assert data.sample_shape == (workload.size, workload.size, 3)
+    papers = workload.name != "mnist"
+    assert data.sample_shape == ((workload.size, workload.size, 3) if papers else (28, 28, 1))
     config = workload.config()
-    assert (config.batch_size, config.cohort, config.clients, config.alpha) == (256, 10, 100, 0.6)
+    assert (config.cohort, config.clients) == (10, 100)
+    split = (config.batch_size, config.partition, config.alpha)
+    assert split == ((256, "dirichlet", 0.6) if papers else (64, "iid", Config.alpha))
 
 
 def test_the_server_step_is_measured_against_two_reads():

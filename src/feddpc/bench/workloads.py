@@ -1,8 +1,12 @@
-"""Workloads with random data in the shapes and sizes of the paper's three and of Shakespeare's plays: the same work."""
+"""Workloads with random data in the shapes and sizes of known data sets: the same work.
+
+The paper's three, the CNN of the first paper on federated averaging, and Shakespeare's plays.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +18,7 @@ from feddpc.data import Dataset
 
 @dataclass(frozen=True)
 class Workload:
-    """10 of 100 clients, batch 256, one epoch; labels as even as those of the data set it stands for."""
+    """10 of 100 clients, one epoch; labels as even as those of the data set it stands for."""
 
     name: str
     title: str
@@ -23,7 +27,9 @@ class Workload:
     size: int  #: pixels a side
     train: int
     test: int = 10_000
-    alpha: float = 0.6
+    alpha: float | None = 0.6  #: None: every client has as many samples as the others, of all classes
+    channels: int = 3
+    batch: int = 256
 
     def quick(self) -> Workload:
         """Return a tenth of it, to see that everything works."""
@@ -39,7 +45,8 @@ class Workload:
         """
         rng = np.random.default_rng(0)
         n = self.train + self.test
-        x = np.frombuffer(rng.bytes(n * self.size**2 * 3), np.uint8).reshape(n, self.size, self.size, 3)
+        shape = (n, self.size, self.size, self.channels)
+        x = np.frombuffer(rng.bytes(math.prod(shape)), np.uint8).reshape(shape)
         y = np.arange(n) % self.classes
         k = self.train
         return Dataset.from_arrays(x[:k], y[:k], x[k:], y[k:], name="random bytes", classes=self.classes)
@@ -50,17 +57,20 @@ class Workload:
 
     def config(self, **values: object) -> Config:
         """Return the configuration of a run on it."""
-        return Config.read({"model": self.model, "alpha": self.alpha, "batch_size": 256, **values})
+        skew = {"partition": "iid"} if self.alpha is None else {"alpha": self.alpha}
+        return Config.read({"model": self.model, "batch_size": self.batch, **skew, **values})
 
 
 @dataclass(frozen=True)
 class TextWorkload(Workload):
-    """10 of 100 clients with 100 sequences each, batch 16, one epoch: the next token at every position.
+    """10 of 100 clients with 100 sequences each, one epoch: the next token at every position.
 
     ``classes`` is the vocabulary and ``size`` the length of a sequence.
     """
 
     test: int = 2_500
+    alpha: float | None = None
+    batch: int = 16
 
     def data(self) -> Dataset:
         """Return random tokens, alike on every machine; the targets are the tokens shifted by one.
@@ -73,10 +83,6 @@ class TextWorkload(Workload):
         x, y, k = tokens[:, :-1], tokens[:, 1:], self.train
         arrays = x[:k], y[:k], x[k:], y[k:]
         return Dataset.from_arrays(*arrays, name="random tokens", classes=self.classes, target="tokens")
-
-    def config(self, **values: object) -> Config:
-        """Return the configuration of a run on it."""
-        return Config.read({"model": self.model, "partition": "iid", "batch_size": 16, **values})
 
 
 def read(values: dict[str, Any]) -> Workload:
@@ -95,6 +101,9 @@ WORKLOADS = {
         Workload("cifar10", "CIFAR-10's shapes, LeNet5", "lenet5", 10, 32, 50_000),
         Workload("cifar100", "CIFAR-100's shapes, ResNet18", "resnet18", 100, 32, 50_000),
         Workload("tiny", "Tiny ImageNet's shapes, ResNet18", "resnet18", 200, 64, 100_000),
+        Workload(
+            "mnist", "MNIST's shapes, McMahan's CNN", "mcmahan-cnn", 10, 28, 50_000, alpha=None, channels=1, batch=64
+        ),
         TextWorkload("text-transformer", "Shakespeare's shapes, transformer", "transformer", 65, 80, 10_000),
         TextWorkload("text-lstm", "Shakespeare's shapes, LSTM", "lstm", 65, 80, 10_000),
     )

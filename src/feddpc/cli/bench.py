@@ -25,7 +25,7 @@ def bench(
     workload: Annotated[
         str | None,
         typer.Option(
-            help="cifar10, cifar100, tiny, text-transformer, text-lstm or all. [default: cifar10; on a GPU all]"
+            help="cifar10, cifar100, tiny, mnist, text-transformer, text-lstm or all. [default: cifar10; on a GPU all]"
         ),
     ] = None,
     rounds: Annotated[
