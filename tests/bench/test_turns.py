@@ -198,7 +198,7 @@ def test_workloads_have_the_shapes_of_their_data_sets(workload):
     config = workload.config()
     assert (config.cohort, config.clients) == (10, 100)
     split = (config.batch_size, config.partition, config.alpha)
-    assert split == ((256, "dirichlet", 0.6) if papers else (64, "iid", Config.alpha))
+    assert split == ((256, Config.partition, 0.6) if papers else (64, "iid", Config.alpha))
 
 
 def test_the_server_step_is_measured_against_two_reads():
