@@ -31,8 +31,6 @@ from feddpc.tasks.trial import try_out
 TestTotals = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: One value per sample, or per sample and token, of outputs and targets.
 Loss = Callable[[Tensor, Tensor], Tensor]
-#: How many test images of more than how many numbers go through a network at a time, on a CPU.
-CACHED_IMAGES, SMALL_IMAGE = 256, 1024
 #: The name of the mask of all normalization layers, which no layer has.
 NORMS = "/norms"
 
@@ -311,11 +309,7 @@ class NetworkTask(Task):
         return self._test_totals(w, x, y, [])
 
     def _test_totals(self, w: Tensor, x: Tensor, y: Tensor, seen: list[Tensor]) -> Tensor:
-        small = self.image_layout is None or x[:1].numel() < SMALL_IMAGE
-        # On a CPU the activations of large images should fit into caches; what a sample gives is the same.
-        parts = (x,) if small else torch.split(x, CACHED_IMAGES)
-        made = [self.outputs(w, self._laid_out(x if self.test_scaled else self.scaler(x))) for x in parts]
-        outputs = made[0] if len(made) == 1 else torch.cat(made)
+        outputs = self.outputs(w, self._laid_out(x if self.test_scaled else self.scaler(x)))
         seen.append(outputs)
         return self._totals(outputs, y)
 
