@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from feddpc.build import build
+from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.data.scaling import channel_statistics, make_scaler
 from feddpc.errors import BadInputError
 from feddpc.tasks.augmentation import crop_and_flip
 from feddpc.tasks.base import Batch, BatchIndices, by_autograd, by_transform
-from support import blobs, small_setting
+from support import DEVICE, blobs, small_setting
 
 
 def test_padding_changes_neither_loss_nor_gradient():
@@ -86,6 +88,26 @@ def test_channel_statistics_are_exact():
     mean, deviation = channel_statistics(np.concatenate([x, 255 - x], axis=-1))
     np.testing.assert_allclose(mean, [x.mean(), (255 - x.astype(float)).mean()])
     np.testing.assert_allclose(deviation, [x.std()] * 2)
+
+
+@pytest.mark.parametrize("name", ["half", "channel", "unit"])
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_fetched_images_are_scaled_as_if_one_by_one(name, precision):
+    """The layout in which images lie, and terms at every pixel, change no bit."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, size=(20, 5, 7, 3), dtype=np.uint8), np.arange(20) % 3
+    config = Config(model="mlp", scaling=name, precision=precision, clients=2, cohort=1, partition="iid", device=DEVICE)
+    task = build(config, data=Dataset.from_arrays(x, y, x[:3], y[:3])).task
+    ids = torch.tensor([3, 0, 19, 3], device=DEVICE)
+    mean, deviation = (t.to(DEVICE, task.dtype) for t in make_scaler(name, task.data).terms)
+    images = torch.from_numpy(x).movedim(3, 1)[ids.cpu()].contiguous().to(DEVICE)
+    expected = (images.to(task.dtype) - mean) / deviation
+    found = task.fetch(BatchIndices(ids)).x
+    assert torch.equal(found, expected)
+    if DEVICE == "cpu":
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert task.transformable().fetch(BatchIndices(ids)).x.is_contiguous()  # what vmap stacks has no such layout
+    assert torch.equal(task.transformable().fetch(BatchIndices(ids)).x, expected)
 
 
 def test_float_data_are_not_scaled():

@@ -10,16 +10,21 @@ import pytest
 import torch
 
 from feddpc import methods
+from feddpc.build import build
+from feddpc.config import Config
 from feddpc.engines.cuda.buffers import row_classes
 from feddpc.engines.cuda.captured import MOST_PROBES, MOST_SIZES, Cuda
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
+from feddpc.kernels import group_norm
+from feddpc.models import norm_fusion
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from feddpc.runs import engine_choice
 from feddpc.runs.engine_choice import choose_engine
 from feddpc.runs.runner import execute
-from support import DEVICE, HARD, VARIANTS, compare_with_loop, run_rounds, setting_for, small_setting
+from feddpc.tasks import network
+from support import DEVICE, HARD, VARIANTS, blobs, compare_with_loop, run_rounds, setting_for, small_setting, uneven
 
 PLAIN = [name for name in VARIANTS if " " not in name]
 
@@ -47,6 +52,46 @@ def test_samples_held_out_are_judged_within_the_round(name, monkeypatch):
     _, records = run_rounds(setting, VARIANTS[name], Cuda(anywhere=True), 2)
     assert all(0 <= record.metrics["validation_accuracy"] <= 1 for record in records)
     assert records[0].metrics["validation_loss"] != records[0].metrics["test_loss"]
+
+
+class OddNet(torch.nn.Module):
+    """A network of somebody else's: three channels per group, a sum in place, one ReLU for two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv = (torch.nn.Conv2d(c, 9, 3, padding=1) for c in (1, 9))
+        self.norm, self.last = (torch.nn.GroupNorm(3, 9) for _ in range(2))
+        self.relu, self.head = torch.nn.ReLU(), torch.nn.Linear(9, 3)
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.stem(x)))
+        out = self.last(self.conv(x))
+        out += x
+        return self.head(self.relu(out).mean((2, 3)))
+
+
+@pytest.mark.parametrize("engine", [STACK, STREAMS])
+def test_norms_of_somebody_elses_network_are_fused(engine, monkeypatch):
+    fused = []
+
+    def noting(norm, x, residual=None, *, relu=False):
+        fused.append((residual is not None, relu))
+        return group_norm.normalized(norm, x, residual, relu=relu)
+
+    monkeypatch.setattr(norm_fusion, "normalized", noting)
+    for module in (network, group_norm):
+        monkeypatch.setattr(module, "usable", lambda device: True)
+    torch.manual_seed(0)
+    config = Config(clients=8, cohort=4, batch_size=4, rounds=3, lr=0.05, device=DEVICE)
+    setting = build(config, data=blobs(), module=OddNet(), partition=uneven(90))
+    method = methods.create("feddpc")
+    one, left = run_rounds(setting, method, Loop(), 3)
+    assert not fused  # the reference takes the network as it is
+    two, right = run_rounds(setting, method, engine(anywhere=True), 3)
+    assert set(fused) == {(False, True), (True, True)}
+    torch.testing.assert_close(two.w, one.w, rtol=0, atol=1e-4)
+    for a, b in zip(left, right, strict=True):
+        assert a.metrics == pytest.approx(b.metrics, abs=1e-3)
 
 
 def test_nothing_is_captured_again():

@@ -28,7 +28,8 @@ def normalized(norm: nn.GroupNorm, x: Tensor, residual: Tensor | None = None, *,
     >>> torch.equal(normalized(norm, x, x, relu=True), (x + norm(x)).relu())
     True
     """
-    plain = not (norm._forward_hooks or norm._forward_pre_hooks)
+    own = type(norm).forward is not nn.GroupNorm.forward  # then that has called this, and hooks are called around it
+    plain = own or not (norm._forward_hooks or norm._forward_pre_hooks)
     alike = x.ndim > 1 and x.shape[1] == norm.num_channels and (residual is None or residual.shape == x.shape)
     if fits(x) and plain and alike:
         added = None if residual is None else residual.to(x.dtype)[None]
@@ -37,7 +38,7 @@ def normalized(norm: nn.GroupNorm, x: Tensor, residual: Tensor | None = None, *,
         arguments = x[None], added, *affine, norm.num_groups, norm.eps, relu
         result: Tensor = _Normalized.apply(*arguments)[0][0]  # type: ignore[no-untyped-call]
         return result
-    y: Tensor = norm(x)
+    y: Tensor = nn.GroupNorm.forward(norm, x) if plain else norm(x)
     y = y if residual is None else residual + y
     return y.relu() if relu else y
 

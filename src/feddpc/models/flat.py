@@ -39,6 +39,12 @@ class Flat:
         self.together = False  #: whether kernels of convolutions get the channels of a pixel together
         self._layout: Layout | None = None
 
+    def of_copy(self, module: nn.Module) -> Flat:
+        """Return the same map for a copy of the module."""
+        twin = copy.copy(self)
+        twin.module, twin._whole = module, _Whole(module)
+        return twin
+
     def vector(self) -> Tensor:
         """Return the module's present parameters as a new vector."""
         parameters = dict(self.module.named_parameters())

@@ -17,7 +17,9 @@ from feddpc.data import Dataset
 from feddpc.data.array_checks import IGNORED
 from feddpc.data.scaling import Scaler
 from feddpc.errors import BadInputError
+from feddpc.kernels.launch import usable
 from feddpc.models.flat import Flat
+from feddpc.models.norm_fusion import fused
 from feddpc.models.traits import Traits, norm_mask
 from feddpc.tasks.augmentation import Transform, crop_and_flip
 from feddpc.tasks.base import Batch, BatchIndices, Task, WorkCounter
@@ -224,7 +226,10 @@ class NetworkTask(Task):
         if self.x.ndim == 4:
             plain = torch.contiguous_format if self.device.type == "cpu" else None
             twin.image_layout = plain if stacked else torch.channels_last
-        twin.flat = copy.copy(self.flat)
+        if usable(self.device):
+            first = torch.arange(2, device=self.device).clamp(max=len(self.x) - 1)
+            twin.module = fused(self.module, twin.inputs(self.x[first]))
+        twin.flat = self.flat.of_copy(twin.module)
         twin.flat.together = together and not stacked
         return twin
 
