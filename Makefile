@@ -69,10 +69,10 @@ hashed:  ## set up the environment with every file checked against requirements-
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --requirement requirements-ci.txt
 
-lock: $(VENV)/installed-dev  ## write requirements-ci.txt anew after constraints.txt has changed
+lock: $(VENV)/installed-dev  ## write requirements-ci.txt again after constraints.txt has changed
 	@$(BIN)/python tools/lock.py
 
-licences: $(VENV)/installed-dev  ## write docs/licences.md anew after constraints.txt has changed
+licences: $(VENV)/installed-dev  ## write docs/licences.md again after constraints.txt has changed
 	@$(BIN)/python tools/licences.py
 
 clean:  ## remove the environment and caches

@@ -92,7 +92,7 @@ def draw(rows: list[dict], path: Path) -> None:
                 label=f"{line}, memory",
             )
         axis.set(xscale="log", yscale="log", title=titles[panel], xlabel=panel if panel != "client state" else "d")
-        axis.set_ylabel("seconds a round (solid)")
+        axis.set_ylabel("seconds per round (solid)")
         memory.set_yscale("log")
         memory.set_ylabel("peak memory, MB (dashed)")
         axis.grid(alpha=0.3)
@@ -118,7 +118,7 @@ def main() -> None:
     environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # as the feddpc command has it
     facts, rows = machine.describe("cpu"), []
     print(f"one thread, torch {facts['torch']}, load {facts['load']:.1f}, {facts['date']}")
-    print(f"{'panel':14}{'line':9}{'population':>11}{'cohort':>8}{'d':>13}{'ms a round':>12}{'MB':>10}")
+    print(f"{'panel':14}{'line':9}{'population':>11}{'cohort':>8}{'d':>13}{'ms per round':>12}{'MB':>10}")
     for point in points(args.largest):
         command = [sys.executable, __file__, "--point", json.dumps(point)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)

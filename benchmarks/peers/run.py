@@ -3,7 +3,7 @@
     python benchmarks/peers/run.py --flower ENV/bin/python --pfl ENV/bin/python --turns 3
 
 CIFAR-10's shapes (random bytes), LeNet5, 10 of 100 clients, alpha 0.6, batch 256, one epoch, FedAvg with equal weights,
-evaluation of 10,000 images a round. All systems get the partition that feddpc made. Each environment needs what the
+evaluation of 10,000 images per round. All systems get the partition that feddpc made. Each environment needs what the
 requirements file beside its driver says. A system that fails is a line that says so.
 """
 
@@ -58,7 +58,7 @@ def main() -> None:
         f"{args.turns} turns of {args.rounds} rounds"
     )
     # A neighbour that comes and goes can spoil a turn of one system: the best turns are compared beside the medians.
-    print(f"{'system':28}{'s a round':>10}{'by turn':>24}{'against eager':>15}{'best turns':>12}")
+    print(f"{'system':28}{'s per round':>10}{'by turn':>24}{'against eager':>15}{'best turns':>12}")
     base: tuple[float, float] | None = None
     for name, turns in found.items():
         good = [t for t in turns if "seconds" in t]

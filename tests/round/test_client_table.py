@@ -272,7 +272,7 @@ def test_the_rule(needed, device, host, kind):
 
 
 def test_auto_counts_both_memories_of_the_whole_population(monkeypatch):
-    w, varp = torch.zeros(1000), methods.create("fedvarp")  # 4,000 bytes a client
+    w, varp = torch.zeros(1000), methods.create("fedvarp")  # 4,000 bytes per client
     monkeypatch.setattr(placements, "available_memory", lambda: 1_600_000)
     assert resolve("auto", varp, w, 100) == "device"
     assert resolve("auto", varp, w, 101) == "host"
