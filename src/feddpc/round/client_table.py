@@ -53,12 +53,15 @@ class ClientTable:
         """How many numbers are remembered of one client."""
         return sum(v.numel() for v in self._template.values())
 
-    def read(self, clients: Ints) -> State:
-        """Return the states of ``clients``, stacked; a client without a row has the initial one."""
+    def read(self, clients: Ints, into: State | None = None) -> State:
+        """Return the states of ``clients``, stacked; a client without a row has the initial one.
+
+        They are written ``into`` stacks that the caller has, or into new ones.
+        """
         rows = [self._row.get(int(c), -1) for c in clients]
         seen = [i for i, row in enumerate(rows) if row >= 0]
         new = [i for i, row in enumerate(rows) if row < 0]
-        state = {k: v.new_empty((len(rows), *v.shape)) for k, v in self._template.items()}
+        state = {k: v.new_empty((len(rows), *v.shape)) for k, v in self._template.items()} if into is None else into
         if new:
             for key, initial in self._template.items():
                 state[key][new] = initial
@@ -95,10 +98,15 @@ class ClientTable:
         """Return which of ``clients`` have a row."""
         return np.array([int(c) in self._row for c in clients], dtype=bool)
 
-    def write(self, clients: Ints, state: State) -> None:
-        """Store the states of ``clients``; keys, shapes and types must be those of the initial state."""
+    def write(self, clients: Ints, state: State, first_seen: Ints | None = None) -> None:
+        """Store the states of ``clients``; keys, shapes and types must be those of the initial state.
+
+        New clients get their rows in the order of ``first_seen``, by default that of ``clients``.
+        """
         self._check(state, len(clients))
         if self._template and len(clients):
+            for c in clients if first_seen is None else first_seen:
+                self._row_of(int(c))
             self._store.write([self._row_of(int(c)) for c in clients], state)
 
     def export(self) -> tuple[Tensor, State]:

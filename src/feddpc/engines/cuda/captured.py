@@ -106,8 +106,8 @@ class Cuda(Engine):
         done = self.replay(experiment, method, state, probes, plan, cohort) if whole else None
         if done is None:
             return super().exchange(experiment, method, state, plan, cohort, probes)
-        state.slots.write(plan.clients, done.slots)
-        state.clients.write(plan.clients, done.own)
+        state.slots.write(done.clients, done.slots, plan.clients)
+        state.clients.write(done.clients, done.own, plan.clients)
         count(experiment, state, plan.clients, *done.sent, len(state.slots))
         return Exchange(plan.clients, done.loss, done.notes, score=done.scored, validation=done.validated)
 

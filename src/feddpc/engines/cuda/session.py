@@ -35,6 +35,7 @@ LARGE = 1 << 20
 class Done(NamedTuple):
     """A captured round: the model is moved already, memories are still to be written."""
 
+    clients: NDArray[np.int64]  #: in the order of the memories
     own: State
     slots: State
     loss: float
@@ -137,11 +138,11 @@ class Session:
         if not (i.own or i.slots):
             return order
         device_order = placed(order, self.device)
-        memory = state.clients.read(plan.clients[order]) | {k: v[device_order] for k, v in probed.items()}
-        for key, value in memory.items():
-            i.own[key].copy_(value)
-        for key, value in cohort.slots.items():
-            i.slots[key].copy_(value[device_order])
+        # Straight into the buffers: a row may have as many numbers as the model.
+        state.clients.read(plan.clients[order], {k: v for k, v in i.own.items() if state.clients.keeps(k)})
+        for rows, buffers in ((probed, i.own), (cohort.slots, i.slots)):
+            for key, value in rows.items():
+                torch.index_select(value, 0, device_order, out=buffers[key])
         return order
 
     # What the graphs do.
@@ -303,13 +304,12 @@ class Session:
         steps = int(plan.steps.sum())
         work.gradients += self.gradients * steps
         work.passes += self.passes * steps
-        if self.new_own or self.new_slots:
-            back = placed(np.argsort(order), self.device)
         scored = _means(rest, self.experiment.task) if self._scores else None
         validated = _means(rest, self.experiment.validate.task) if self._held else None  # type: ignore[union-attr]
         return Done(
-            own={k: v[back] for k, v in self.new_own.items()},
-            slots={k: v[back] for k, v in self.new_slots.items()},
+            clients=plan.clients[order],
+            own=self.new_own,
+            slots=self.new_slots,
             loss=loss,
             notes=dict(zip(self.note_names, rest, strict=True)),
             scored=scored,
