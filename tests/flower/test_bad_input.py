@@ -191,8 +191,30 @@ def test_nodes_that_never_come_are_not_waited_for_for_ever():
     grid = Unreliable(flower.client_app(**client))
     for node in list(grid.contexts)[3:]:
         del grid.contexts[node]
-    with pytest.raises(BadInputError, match="3 of 8 clients"):
+    with pytest.raises(BadInputError, match=r"3 of 8 clients.*no node: 3, 4, 5, 6, 7.*min_available_nodes"):
         train(strategy, grid)
+
+
+def test_who_is_waited_for_is_said_once_with_the_remedy(caplog, monkeypatch):
+    """A node that was revoked never comes again: without this line the log does not say what the server waits for."""
+    monkeypatch.setattr("feddpc.flower.client_registry.PAUSE", 0.01)
+    server, client = halves()
+    grid = Unreliable(flower.client_app(**client))
+    gone = grid.contexts.pop(1000 + WRONG)
+    looks = []
+
+    class Waits(type(grid)):
+        def get_node_ids(self):
+            looks.append(len(looks))
+            if len(looks) == 20:
+                self.contexts[1000 + WRONG] = gone
+            return super().get_node_ids()
+
+    grid.__class__ = Waits
+    caplog.set_level("INFO", logger="flwr")
+    train(flower.strategy("feddpc", **server), grid, 1)
+    (said,) = [text for text in caplog.messages if "waiting for" in text]
+    assert re.search(rf"7 of 8 clients.*no node: {WRONG}.*min_available_nodes", said)
 
 
 def test_a_node_that_hangs_when_it_is_greeted_is_left_alone_from_then_on():

@@ -108,7 +108,7 @@ def rotate_server(
     rotation.rotate_server(keys, host or (), days)
     expires = keyring.read_certificate(keys.server).not_valid_after_utc
     typer.echo(f"new certificate: {keys.server}, valid until {expires:%Y-%m-%d}; the old one is {keys.server}.old")
-    typer.echo("restart the SuperLink; its nodes reconnect by themselves")
+    typer.echo("restart the SuperLink, then its proxy if it has one; nodes reconnect by themselves")
 
 
 @app.command("rotate-authority", cls=Command)
@@ -127,5 +127,5 @@ def rotate_authority(
         return
     rotation.begin_authority(keys)
     typer.echo(f"1. send {keys.ca}, which has both authorities, to every node and restart its SuperNode")
-    typer.echo(f"2. feddpc federate keys rotate-server {folder}, and restart the SuperLink")
+    typer.echo(f"2. feddpc federate keys rotate-server {folder}, restart the SuperLink, then its proxy if it has one")
     typer.echo(f"3. feddpc federate keys rotate-authority {folder} --finish")

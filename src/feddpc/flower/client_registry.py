@@ -31,7 +31,7 @@ from feddpc.flower.messages import (
     read_arrays,
     unpack,
 )
-from feddpc.flower.screening import Bounds, Refusal, screen_replies
+from feddpc.flower.screening import Bounds, Refusal, listed, screen_replies
 from feddpc.flower.templates import probe_template
 from feddpc.methods.base import Method, State
 
@@ -41,6 +41,8 @@ Record = ArrayRecord | MetricRecord | ConfigRecord
 #: A node that could not be enrolled is asked again when nodes have joined or left, or after so many rounds. A node that
 #: hangs costs the whole deadline each time.
 RETRY_AFTER = 10
+#: Seconds between two looks for clients that the server waits for.
+PAUSE = 1.0
 
 
 @dataclass
@@ -108,22 +110,26 @@ class NodeClient:
 
     def enroll(self, grid: Grid, wait: float, least: int) -> None:
         """Enroll nodes until ``least`` clients are connected or ``wait`` seconds are over; 0 asks once."""
-        end = time.monotonic() + wait
+        end, logged = time.monotonic() + wait, ""
         while True:
             connected = set(grid.get_node_ids())
             if new := self.registry.nodes_to_enroll(connected):
                 self.enroll_nodes(grid, new, connected)
-            count = len(self.registry.connected_clients(np.arange(self.registry.clients), connected))
-            if not wait or count >= least:
+            every = np.arange(self.registry.clients)
+            present = self.registry.connected_clients(every, connected)
+            if not wait or len(present) >= least:
                 return
+            there = f"{len(present)} of {least} clients can take part (no node: {listed(np.setdiff1d(every, present))})"
             if len(connected) >= self.registry.clients or time.monotonic() >= end:
                 why = "".join(f"; node {node}: {failure.reason}" for node, failure in self.registry.failed.items())
                 raise BadInputError(
-                    f"{count} of {least} clients can take part, {len(connected)} nodes are connected{why}: start the "
-                    "missing ones, or lower min_available_nodes"
+                    f"{there}, {len(connected)} nodes are connected{why}: start the missing ones, or lower "
+                    "min_available_nodes"
                 )
-            log(INFO, "waiting for clients: %d of %d", count, least)
-            time.sleep(min(1.0, max(end - time.monotonic(), 0.0)))
+            if logged != there:
+                log(INFO, "waiting for clients: %s. Start the missing ones, or lower min_available_nodes", there)
+                logged = there
+            time.sleep(min(PAUSE, max(end - time.monotonic(), 0.0)))
 
     def enroll_nodes(self, grid: Grid, nodes: list[int], connected: set[int]) -> None:
         """Ask nodes which clients they are, and register them."""

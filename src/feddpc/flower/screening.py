@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from flwr.app import Message, Metadata, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddpc.checks import check_int, check_positive
@@ -197,14 +199,19 @@ def describe_void_round(refused: Iterable[Refusal], silent: Iterable[int]) -> st
     for kind, found in nodes.items():
         ends = [min(known, key=float), max(known, key=float)] if (known := norms[kind]) else ["..."]
         reason = kind.replace("has norm ...", f"has norm {' to '.join(dict.fromkeys(ends))}", 1)
-        parts.append(f"node{'s' * (len(found) > 1)} {_listed(found)}: {reason}")
+        parts.append(f"node{'s' * (len(found) > 1)} {listed(found)}: {reason}")
     left_out = [f"{len(parts) - LISTED} further reasons"] if len(parts) > LISTED else []
     silent = list(silent)
-    missing = [f"no reply from client{'s' * (len(silent) > 1)} {_listed(silent)}"] if silent else []
+    missing = [f"no reply from client{'s' * (len(silent) > 1)} {listed(silent)}"] if silent else []
     return "; ".join([*parts[:LISTED], *left_out, *missing]) or "no client was asked"
 
 
-def _listed(numbers: list[int]) -> str:
+def listed(numbers: Sequence[int] | NDArray[np.int64]) -> str:
+    """Return numbers with commas, the first of many.
+
+    >>> listed(range(100, 122))
+    '100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119 and 2 more'
+    """
     more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
     return ", ".join(map(str, numbers[:LISTED])) + more
 
