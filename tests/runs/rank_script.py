@@ -15,6 +15,7 @@ import numpy as np
 
 import feddpc
 from feddpc.data import load
+from feddpc.runs import checkpoint
 
 OUT, FAULT, RANK = Path(os.environ.get("TEST_OUT", "")), os.environ.get("TEST_FAULT", ""), os.environ.get("RANK", "0")
 MINE = FAULT if RANK == "1" else ""
@@ -28,6 +29,8 @@ class Trouble(feddpc.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
         if MINE == "hang":
             time.sleep(1000)
+        if MINE == "full":
+            checkpoint.save_file = no_space
         if MINE == "raise":
             raise ValueError("oh dear")
         if MINE == "drift":

@@ -169,6 +169,7 @@ def test_another_number_of_processes_goes_on(tmp_path):
         ("raise", "rank 1 has failed: ValueError: oh dear"),
         ("hang", "rank 1, last seen in round 3 (evaluating): did not answer within 5 s"),
         ("drift", "has another model|no two ranks have one model"),
+        ("full", "rank 1, writing a checkpoint"),
     ],
 )
 def test_a_rank_that_fails_is_named_and_the_run_goes_on_from_its_checkpoint(tmp_path, whole, fault, words):
