@@ -1,20 +1,10 @@
-"""The processes that share one run, as torchrun, SLURM or ``--ranks`` start them, and how they tell each other things.
-
-Every process is called a rank. All ranks run the same code on the same configuration; what one of them computes alone
-reaches the others through the calls of `Ranks`, which every rank makes in the same order.
-"""
+"""What ranks exchange while they run, and which of them is to blame when an exchange fails."""
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddpc.errors import BadInputError, FeddpcError
+from feddpc.errors import FeddpcError
+from feddpc.ranks.place import Place
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -43,61 +34,6 @@ class RankError(FeddpcError):
     def __init__(self, text: str, speaker: int = 0) -> None:
         super().__init__(text)
         self.speaker = speaker
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which process this is, among all and among those of its machine."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-
-
-def place() -> Place | None:
-    """Return the place of this process if torchrun, ``--ranks`` or SLURM's ``srun`` has started it, else None."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        rank, size = _number("RANK"), _number("WORLD_SIZE")
-        return Place(rank, size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", size))
-    # Not SLURM_NTASKS, which a batch script has too, and its programs when no srun starts them.
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        rank, size = _number("SLURM_PROCID"), _number("SLURM_STEP_NUM_TASKS")
-        here = re.match(r"\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
-        return Place(rank, size, _number("SLURM_LOCALID", 0), int(here[0]) if here else size)
-    return None
-
-
-def restarted() -> bool:
-    """Return whether torchrun has started the ranks again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def refuse_ranks(what: str) -> None:
-    """Raise if several ranks were started for something that one process does."""
-    where = place()
-    if where is not None and where.size > 1:
-        raise BadInputError(
-            f"{where.size} ranks were started, but {what} is for one process: ranks are for `feddpc run` and "
-            "feddpc.simulate; `feddpc sweep --ranks` gives each of its runs several"
-        )
-
-
-def _number(name: str, usual: int | None = None) -> int:
-    text = os.environ.get(name, "" if usual is None else str(usual))
-    if not text.isdecimal():
-        raise BadInputError(f"the environment variable {name} = {text!r} is no number: start ranks with torchrun")
-    return int(text)
-
-
-def first_host(nodes: str) -> str:
-    """Return the first host of a list as SLURM writes it.
-
-    >>> first_host("gpu[07-09,12],login1"), first_host("a1,a2")
-    ('gpu07', 'a1')
-    """
-    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
-    return (match[1] + (match[2] or "")) if match else "127.0.0.1"
 
 
 class Ranks:
@@ -281,75 +217,12 @@ class Ranks:
         except (RuntimeError, ValueError):
             return f"rank 0, which the ranks meet at, has ended in {where}; see what it printed", 1
         if not silent:
-            return f"the ranks cannot reach each other in {where}: {_first_line(text)}", 0
+            return f"the ranks cannot reach each other in {where}: {first_line(text)}", 0
         told = [f"rank {r}" + (f", last seen in {at}" if at else "") for r, at in seen.items()]
         timed_out = "timed out" in text.lower() or "timeout" in text.lower()
         why = f"did not answer within {self.timeout:g} s" if timed_out else "ended"
         speaker = min(rank for rank in range(self.size) if rank not in silent)
         return f"{'; '.join(told)}: {why}, while rank {self.rank} waited in {where}", speaker
-
-
-ALONE = Ranks(Place())
-_joined: Ranks | None = None
-
-
-def have_met() -> bool:
-    """Return whether this process knows the other ranks."""
-    return _joined is not None
-
-
-def join(device: str, timeout: float) -> Ranks:
-    """Return the ranks that this process belongs to; the first call meets the others, as ``device`` needs it."""
-    global _joined
-    where = place()
-    if where is None or where.size == 1:
-        return ALONE
-    if _joined is None:
-        _joined = _meet(where, device, timeout)
-    return _joined
-
-
-def _meet(where: Place, device: str, timeout: float) -> Ranks:
-    if not torch.distributed.is_available():
-        raise BadInputError("this build of torch has no torch.distributed: install another one, or use one process")
-    limit = timedelta(seconds=timeout)
-    if "MASTER_ADDR" not in os.environ and "SLURM_JOB_ID" in os.environ:
-        os.environ["MASTER_ADDR"] = first_host(os.environ.get("SLURM_STEP_NODELIST", ""))
-        os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ["SLURM_JOB_ID"]) % 20000))
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-    from torch.distributed.rendezvous import rendezvous
-
-    try:
-        store, _, _ = next(rendezvous(f"env://?rank={where.rank}&world_size={where.size}", timeout=limit))
-    except (RuntimeError, ValueError) as error:
-        text = f"rank {where.rank} cannot meet the others: {_first_line(str(error))}"
-        raise RankError(text, where.rank) from error
-    # torchrun's store may still hold the addresses of ranks that it has replaced.
-    store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    ranks = Ranks(where, PrefixStore("feddpc/", store), timeout)
-    with ranks._naming():
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(
-                backend(where, device), store=store, rank=where.rank, world_size=where.size, timeout=limit
-            )
-            atexit.register(_part)
-        ranks._group = torch.distributed.new_group(backend="gloo", timeout=limit)
-    return ranks
-
-
-def backend(where: Place, device: str) -> str:
-    """Return the library that carries tensors: NCCL where every rank of a machine has a GPU of its own, else gloo."""
-    own_gpu = device.startswith("cuda") and where.local_size <= torch.cuda.device_count()
-    return "cpu:gloo,cuda:nccl" if own_gpu and torch.distributed.is_nccl_available() else "gloo"
-
-
-def _part() -> None:
-    """End the threads of the exchange: one that is left when the interpreter ends would abort it."""
-    if _joined is not None:
-        _joined._group = _joined._store = None
-    with suppress(Exception):
-        torch.distributed.destroy_process_group()
-    gc.collect()
 
 
 def _sent(x: Tensor) -> Tensor:
@@ -361,5 +234,6 @@ def _kind(error: BaseException) -> str:
     return "" if isinstance(error, FeddpcError) else f"{type(error).__name__}: "
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """Return the first line of an error, cut to what fits a message."""
     return text.strip().splitlines()[0][:200] if text.strip() else "no reason given"
