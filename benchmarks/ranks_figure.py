@@ -26,8 +26,7 @@ def main() -> None:
     rows = found["bench"]["workloads"][0]["rows"]
     bars = speed.bar([row["way"] for row in rows], [1e3 * row["round"] for row in rows], color=[GREY, BLUE, BLUE])
     speed.bar_label(bars, fmt="%.0f")
-    load = found["bench"]["machine"]["load"]
-    speed.set(title=f"LeNet5, cohort 10, load {load:.0f} on two cores", ylabel="ms per round, median")
+    speed.set(title="LeNet5, cohort 10, two cores", ylabel="ms per round, median")
 
     copies = {row["ranks"]: [] for row in found["large_model"]}
     for row in found["large_model"]:
