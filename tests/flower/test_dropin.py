@@ -13,7 +13,7 @@ from feddpc import flower, methods
 from feddpc.errors import BadInputError
 from feddpc.flower.dropin import dropins
 from feddpc.flower.messages import ReplyTensors
-from feddpc.flower.plain_methods import sends_plain_updates
+from feddpc.flower.method_traits import sends_plain_updates
 from feddpc.methods.base import Cohort
 from feddpc.round.server_step import apply_step_
 from federations import NODES, Unreliable, W, move, plain_app, train, vector

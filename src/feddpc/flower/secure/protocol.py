@@ -52,8 +52,8 @@ from feddpc import methods
 from feddpc.checks import check_int, check_positive
 from feddpc.errors import BadInputError
 from feddpc.flower.messages import RefusedError, peek
+from feddpc.flower.method_traits import trial_cohort
 from feddpc.flower.screening import Refusal, screen_replies
-from feddpc.flower.templates import trial_cohort
 from feddpc.methods.base import DATA_HOOKS, ClientContext, Method, State, overrides
 from feddpc.methods.feddpc import FedDPC
 
