@@ -33,7 +33,7 @@ test: $(VENV)/installed-dev  ## run the test suite
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 processes: $(VENV)/installed-dev  ## test federations of real processes, in Flower's simulation and deployment
-	@$(BIN)/python -m pytest -q -m 'processes and not slow'
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'processes and not slow'
 
 matrix: $(VENV)/installed-dev  ## run the tests over Flower once per supported release of it, real processes included
 	@$(BIN)/python tools/flower_matrix.py

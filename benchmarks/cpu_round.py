@@ -37,7 +37,9 @@ def main() -> None:
         against="eager",
         rounds=args.rounds,
     )
-    print(f"{found['model']}, {args.method}, {torch.get_num_threads()} threads, torch {torch.__version__}; ms per round")
+    print(
+        f"{found['model']}, {args.method}, {torch.get_num_threads()} threads, torch {torch.__version__}; ms per round"
+    )
     for row in found["rows"]:
         if "error" in row:
             print(f"{row['way']:10} {row['error']}")

@@ -53,7 +53,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    print("| clients | way | ms per round, median (spread) | kB down per client | kB up per client |\n|---|---|---|---|---|")
+    print("| clients | way | ms per round, median (spread) | kB down per client | kB up per client |")
+    print("|---|---|---|---|---|")
     for clients in map(int, args.clients.split(",")):
         halves = flower.app_arguments(setting_of(clients, args.samples))
         for way, app, make in (

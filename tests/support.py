@@ -47,6 +47,8 @@ VARIANTS: dict[str, Method] = {name: methods.create(name) for name in methods.na
     "feddpc exclude": methods.create("feddpc", guard="exclude", tau=0.9),
     "feddpc soft": methods.create("feddpc", guard="soft", tau=0.1),
     "feddpc keep": methods.create("feddpc", guard="keep", tau=0.9),
+    "feddpc momentum": methods.create("feddpc", momentum=0.5),
+    "feddpc client momentum": methods.create("feddpc", momentum=0.5, lam=0.0, form="client"),
     "fedexp pair": methods.create("fedexp", evaluate="pair"),
     "fedexp code": methods.create("fedexp", eps_times_m=True),
     "fedalign": methods.create("fedalign", mu=0.1),  # without clipping, large weights are chaotic near L = 0

@@ -205,7 +205,7 @@ class OneByOne(flower.InProcessGrid):
             self.held.append(sum(ref() is not None for ref in alive))
 
 
-@pytest.mark.parametrize("how", [{}, {"weighting": "samples"}, {"guard": "exclude"}])
+@pytest.mark.parametrize("how", [{}, {"weighting": "samples"}, {"guard": "exclude"}, {"momentum": 0.5}])
 def test_replies_that_come_one_by_one_are_forgotten_one_by_one(how):
     wanted = {**EVERYBODY, "fraction_evaluate": 0.0, "screen": None, **how}
     all_at_once, one_by_one = flower.FedDPC(**wanted), flower.FedDPC(**wanted)

@@ -105,7 +105,9 @@ def test_the_model_is_off_by_less_than_the_stated_bound(method):
             assert error.abs().max() < bound
 
 
-@pytest.mark.parametrize("hyper", [{"guard": "exclude", "tau": 0.95}, {"normalize_by_steps": True}, {"lam": -0.5}])
+@pytest.mark.parametrize(
+    "hyper", [{"guard": "exclude", "tau": 0.95}, {"normalize_by_steps": True}, {"lam": -0.5}, {"momentum": 0.5}]
+)
 def test_variants_of_feddpc_agree_too(hyper):
     setting, snapshots = small_setting(cohort=COHORT), []
     strategy, _ = federated(setting, rounds=3, snapshots=snapshots, hyper=hyper)

@@ -12,20 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpc import methods
+from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.methods._algebra import project_out_, residuals
 from feddpc.methods._feddpc_stream import Stream
 from feddpc.methods.base import ClientContext, Cohort
 from feddpc.methods.feddpc import FedDPC
 from feddpc.quadratic import trajectory
-from feddpc.round.server_step import apply_step_
-from support import Q4
+from feddpc.round.server_step import StepOutcome, apply_step_
+from support import Q4, run_rounds, setting_for
 
 F64 = torch.float64
 
 
 def uniform(m):
-    return torch.full((m,), 1 / m, dtype=F64)
+    return torch.full((m,), 1 / max(m, 1), dtype=F64)
 
 
 def cohort(m, **more):
@@ -309,16 +310,16 @@ def test_without_the_guard_rounding_noise_would_become_a_full_step():
     assert float((s[0] * (D[0] - p[0] * g)).norm()) > 0.5 * float(D.norm())
 
 
-@given(problems(), st.sampled_from(["zero", "exclude", "soft", "keep"]), st.booleans())
+@given(problems(), st.sampled_from(["zero", "exclude", "soft", "keep"]), st.booleans(), st.sampled_from([0.0, 0.7]))
 @settings(max_examples=80, deadline=None)
-def test_the_three_forms_agree(problem, guard, by_steps):
+def test_the_three_forms_agree(problem, guard, by_steps, momentum):
     D, g = problem
     m = len(D)
     steps = torch.arange(1, m + 1, dtype=F64)
     w, server = torch.zeros_like(g), {"delta": g}
     made = {}
     for form in ("matrix", "streaming", "client"):
-        rule = FedDPC(form=form, guard=guard, normalize_by_steps=by_steps)
+        rule = FedDPC(form=form, guard=guard, normalize_by_steps=by_steps, momentum=momentum)
         up = {"delta": D}
         if form == "client":
             here = [ClientContext(w, {"g": g}, {}, 1.0, k) for k in steps]
@@ -365,6 +366,94 @@ def test_after_a_round_without_answers_there_is_no_projection():
     close(step.update, 2 * HAND.mean(0))
 
 
+FORMS = pytest.mark.parametrize("form", ["matrix", "streaming", "client"])
+
+
+def one_step(rule, D, g, **more):
+    """The server's step of any form, on the uploads that its clients send."""
+    w, up = torch.zeros_like(g), {"delta": D}
+    if rule.form == "client":
+        sent = [rule.finish(w - row, ClientContext(w, {"g": g}, {}, 1.0, torch.tensor(1.0)))[0] for row in D]
+        up = {k: torch.stack([s[k] for s in sent]) for k in sent[0]}
+    return rule.aggregate(w, {"delta": g}, up, cohort(len(D), **more))
+
+
+@FORMS
+@pytest.mark.parametrize("guard", ["zero", "exclude", "soft", "keep"])
+def test_without_momentum_it_is_the_paper_to_the_bit(form, guard):
+    """The momentum of 0 adds nothing, not even a rounding; what is remembered is the step."""
+    D, g = stack()
+    step = one_step(FedDPC(form=form, guard=guard), D, g)
+    same = one_step(FedDPC(form=form, guard=guard, momentum=0.0), D, g)
+    assert torch.equal(step.update, same.update)
+    assert torch.equal(step.server["delta"], step.update)
+    paper = FedDPC(guard=guard).direction(D, g, uniform(len(D)))[0]
+    if form == "matrix":
+        assert torch.equal(step.update, paper)
+    close(step.update, paper)
+
+
+@FORMS
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_momentum_adds_a_multiple_of_the_last_step(form, lam):
+    """Delta_t = momentum g + mean v_j, the mean being orthogonal to g: <Delta_t, g> = momentum |g|^2."""
+    D, g = stack()
+    plain, beta = one_step(FedDPC(form=form, lam=lam), D, g), 0.8
+    step = one_step(FedDPC(form=form, lam=lam, momentum=beta), D, g)
+    close(step.update, plain.update + beta * g)
+    close(step.server["delta"], step.update)
+    assert float(step.update @ g) == pytest.approx(beta * float(g @ g), rel=1e-12)
+
+
+@FORMS
+def test_momentum_without_projection_and_scaling_is_fedavgm(form):
+    rule = FedDPC(projection=False, scaling=False, momentum=0.6, form=form)
+    path = trajectory(methods.create("fedavgm", momentum=0.6), **Q4)
+    np.testing.assert_allclose(trajectory(rule, **Q4), path, atol=1e-13)
+
+
+@FORMS
+def test_parallel_updates_leave_only_the_momentum(form):
+    """Clients that repeat the last step are guarded: what is left decays by the momentum."""
+    _, g = stack()
+    step = one_step(FedDPC(form=form, momentum=0.5), torch.stack([2 * g, g]), g)
+    close(step.update, 0.5 * g)
+
+
+def test_after_rounds_without_answers_the_momentum_decays():
+    """A void round makes no step, but Delta_t = momentum Delta_{t-1}; the next round projects off that."""
+    D, g = stack()
+    rule = FedDPC(lam=0.0, momentum=0.5)
+    server = rule.on_empty_round(rule.on_empty_round({"delta": g}))
+    assert torch.equal(server["delta"], 0.25 * g)
+    step = rule.aggregate(torch.zeros_like(g), server, {"delta": D}, cohort(len(D)))
+    close(step.update, direction(0.0, D, g) + 0.125 * g)
+    assert not FedDPC().on_empty_round({"delta": g})["delta"].any()
+
+
+def test_a_run_goes_through_void_rounds_with_its_momentum():
+    """The engines call it too: after rounds without clients the memory is a power of the momentum times it."""
+    rule = FedDPC(momentum=0.5)
+    state, _ = run_rounds(setting_for(rule), rule, Loop(), 2)
+    w, g = state.w.clone(), state.server["delta"].clone()
+    assert g.any()
+    nobody = StepOutcome(torch.zeros(0, dtype=torch.bool), cohort(0), None, {})
+    for _ in range(2):
+        state.apply(rule, nobody, np.array([], dtype=np.int64))
+    assert torch.equal(state.w, w)
+    assert torch.equal(state.server["delta"], 0.25 * g)
+
+
+def test_a_robust_rule_and_privacy_add_the_momentum_once():
+    """They hand rows to `combine`: the momentum is added after the mean, and never projected out."""
+    D, g = stack()
+    rows = {"delta": torch.stack(list(FedDPC().transform({"delta": g}, {"delta": D}, cohort(5))[0]["delta"]))}
+    w = torch.zeros_like(g)
+    plain = FedDPC().combine(w, {"delta": g}, rows, cohort(5))
+    step = FedDPC(momentum=0.9).combine(w, {"delta": g}, rows, cohort(5))
+    close(step.update, plain.update + 0.9 * g)
+
+
 def test_neither_ablation_is_fedavg():
     rule = FedDPC(projection=False, scaling=False)
     np.testing.assert_allclose(trajectory(rule, **Q4), trajectory("fedavg", **Q4), atol=1e-14)
@@ -375,6 +464,9 @@ def test_hyper_parameters_outside_their_domain():
         FedDPC(projection=False)
     with pytest.raises(BadInputError, match="lam"):
         FedDPC(lam=-1.5)
+    for momentum in (-0.1, 1.0, math.nan):
+        with pytest.raises(BadInputError, match="momentum"):
+            FedDPC(momentum=momentum)
     with pytest.raises(BadInputError, match="tau"):
         FedDPC(tau=0.0)
     with pytest.raises(BadInputError, match=r"did you mean 'streaming'\?"):

@@ -102,6 +102,7 @@ def test_a_sample_does_not_see_the_rest_of_its_batch():
         ("lenet5", {"variant": "C"}, "Valid: A, B"),
         ("resnet18", {"stem": "5x5"}, "Valid: 3x3, 7x7"),
         ("resnet18", {"groups": 3}, "groups = 3"),
+        ("resnet18", {"init": "keras"}, "Valid: torch, torchvision"),
         ("resnet18", {"group": 2}, "did you mean 'groups'"),
         ("cnn", {"size": 3}, "smallest image is 4x4"),
         ("cnn", {"width": 0}, "width = 0"),
@@ -119,10 +120,25 @@ def test_bad_requests_are_named(name, change, message):
         models.make(name, **({"classes": 10, "channels": 3, "size": 32} | change))
 
 
+def test_resnet18_starts_as_either_library_does():
+    """torch: uniform within 1 / sqrt(fan-in). torchvision: normal, variance 2 / fan-out. All else starts alike."""
+    shape = {"classes": 5, "channels": 3, "size": 32}
+    own, usual = (seeded(lambda i=i: models.make("resnet18", **shape, init=i), 0) for i in ("torch", "torchvision"))
+    for a, b in zip(own.modules(), usual.modules(), strict=True):
+        if not isinstance(a, nn.Conv2d):
+            continue
+        fan_in, fan_out = (n * a.kernel_size[0] ** 2 for n in (a.in_channels, a.out_channels))
+        assert float(a.weight.detach().abs().max()) <= fan_in**-0.5
+        assert float(a.weight.detach().var()) == pytest.approx(1 / (3 * fan_in), rel=0.05)
+        assert float(b.weight.detach().var()) == pytest.approx(2 / fan_out, rel=0.05)
+    plain = seeded(lambda: models.make("resnet18", **shape), 0).state_dict()
+    assert all(torch.equal(value, plain[key]) for key, value in usual.state_dict().items())
+
+
 def test_options_and_defaults():
     assert {n: models.options(n) for n in models.names()} == {
         "lenet5": {"variant": "A"},
-        "resnet18": {"stem": "7x7", "groups": 2},
+        "resnet18": {"stem": "7x7", "groups": 2, "init": "torchvision"},
         "cnn": {"width": 16},
         "mcmahan-cnn": {},
         "mlp": {"hidden": (64,)},

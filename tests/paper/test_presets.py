@@ -38,6 +38,7 @@ def test_the_papers_settings(name, rounds):
     assert config.hyper["lam"] == 1.0
     assert config.hyper["max_scale"] == 0.0  # the paper's algorithm, to the letter
     assert config.model == ("lenet5" if name == "cifar10" else "resnet18")
+    assert config.model_options.get("init") == (None if name == "cifar10" else "torch")
 
 
 def test_changes_reach_everything_that_follows_from_them():

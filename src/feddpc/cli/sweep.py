@@ -46,6 +46,15 @@ def sweep(
     sampler: Annotated[
         str | None, flags.flag(SEARCH, "Optuna's: tpe, gp, cmaes, qmc or random. [default: plain draws]")
     ] = None,
+    ladder: Annotated[
+        bool,
+        flags.flag(
+            SEARCH,
+            "Run all settings of --grid briefly, the better ones longer, the best two to the end and over all seeds, "
+            "and look beyond the ends of the grid; what is cut off was worse so far.",
+            "--ladder",
+        ),
+    ] = False,
     search_seed: Annotated[int | None, flags.flag(SEARCH, "Seed of the random draws. [default: 0]", min=0)] = None,
     select: Annotated[
         str | None,
@@ -107,7 +116,10 @@ def sweep(
         space = before.space
     else:
         space = make_space(grid or [], random or [], trials, sampler, search_seed or 0, None)
-    plan = StudyPlan(names, numbers, overrides, space, select or (before.objective if before else objective))
+    ladder = ladder or (before is not None and before.ladder)
+    if ladder and seeds is None and before is None and numbers == [0]:
+        numbers = [0, 1]  # the winner is the best on average over two
+    plan = StudyPlan(names, numbers, overrides, space, select or (before.objective if before else objective), ladder)
     plan = extend_stored(out, plan) if extend else plan
     usual = 1 if ranks > 1 else _usual_at_once(plan, given.get("device"))
     workers, stop = _workers(processes, ray, ray_gpus, at_once or usual, ranks), Stop()
@@ -196,6 +208,11 @@ def _announce(plan: StudyPlan, out: Path, console: Any, extend: bool) -> None:
 
     refuse_another(out, plan, extend=extend)
     budgets, rounds = plan.budgets(), plan.overrides.values.get("rounds", Config.rounds)
+    if plan.ladder:
+        from feddpc.study.ladder import describe
+
+        budgets = {name: len(mine) for name, mine in plan.ladder_settings().items()}
+        print_line(console, describe(int(rounds or Config.rounds), plan.seeds))
     for name, count in budgets.items():
         print_line(console, f"{short_name(name)}: {budget(count, len(plan.seeds), rounds)}")
     if len(set(budgets.values())) > 1:

@@ -100,7 +100,7 @@ def create(name: str, **hyper: Any) -> Method:
     >>> create("feddpc", lamda=2)
     Traceback (most recent call last):
     feddpc.errors.BadInputError: unknown hyper-parameter of feddpc 'lamda': did you mean 'lam'? Valid: form, guard, \
-lam, max_scale, normalize_by_steps, projection, scaling, tau
+lam, max_scale, momentum, normalize_by_steps, projection, scaling, tau
     """
     cls = get(name)
     hints = {k: v for k, v in typing.get_type_hints(cls).items() if typing.get_origin(v) is not typing.ClassVar}

@@ -77,10 +77,12 @@ class FedDPCForms(Method, ABC):
     max_scale: float = 0.0
     form: Literal["matrix", "streaming", "client"] = "matrix"
     normalize_by_steps: bool = False
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         self.require(self.lam >= -1, "lam", "lam >= -1, below which updates are reversed")
         self.require(0 < self.tau < 1, "tau", "0 < tau < 1")
+        self.require(0 <= self.momentum < 1, "momentum", "0 <= momentum < 1")
         bounded = self.max_scale == 0 or self.max_scale > self.lam + 1
         self.require(bounded, "max_scale", "above lam + 1, the factor of an update orthogonal to g; or 0, no bound")
         self.require(self.projection or not self.scaling, "scaling", "scaling without projection is not defined")
@@ -106,7 +108,7 @@ class FedDPCForms(Method, ABC):
         """Return the factor of every residual, guarded."""
 
     def direction(self, D_md: Tensor, g: Tensor, weights: Tensor, client_lr: float = 1.0) -> tuple[Tensor, State]:
-        """Return Delta_t for a stack of updates with these weights, and the round's diagnostics."""
+        """Return the mean of all v_j of a stack with these weights, and the round's diagnostics."""
         look = residuals(D_md, g)
         scales = self.scales(look)
         delta = self.mean(ScaledResiduals(D_md, g, look, scales, None), g, weights, client_lr)
@@ -137,6 +139,10 @@ class FedDPCForms(Method, ABC):
     def clean(self, delta: Tensor, g: Tensor, g2: Tensor | None = None) -> Tensor:
         """Orthogonalize once more, in place: twice is enough."""
         return project_out_(delta, g, g2) if self.projection and self.guard != "keep" else delta
+
+    def accelerated(self, mean: Tensor, g: Tensor) -> Tensor:
+        """Return Delta_t, the mean of all v_j with the momentum of g."""
+        return torch.add(mean, g, alpha=self.momentum) if self.momentum else mean
 
     def diagnostics(self, look: Residuals, scales: Scales, gathered: Across = alone) -> State:
         """Return what is reported of a round; ``gathered`` brings the numbers of all processes together."""
@@ -177,6 +183,6 @@ class FedDPCForms(Method, ABC):
             counted = weights @ (1 - up["guarded"].to(weights.dtype))
             total = weighted_sum(weights, up["delta"])
             total = total * safe_ratio(weights.sum(), counted).to(total.dtype)
-            delta = self.clean(total, server["delta"])
+            delta = self.accelerated(self.clean(total, server["delta"]), server["delta"])
             return Step(delta, rate=cohort.server_lr, server={"delta": delta}, notes={"guarded": up["guarded"].sum()})
         return super().aggregate(w, server, up, cohort)

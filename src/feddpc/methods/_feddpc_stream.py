@@ -42,11 +42,12 @@ class Stream:
 
     def step(self, server_lr: float, client_lr: float = 1.0) -> Step:
         """Return the server's step along Delta_t."""
-        delta, notes = self.result(client_lr)
+        mean, notes = self.result(client_lr)
+        delta = self.rule.accelerated(mean, self.g)
         return Step(delta, rate=server_lr, server={"delta": delta}, notes=notes)
 
     def result(self, client_lr: float = 1.0) -> tuple[Tensor, State]:
-        """Return Delta_t, the weighted mean of all updates over ``client_lr``, and the round's diagnostics."""
+        """Return the weighted mean of all v_j over ``client_lr``, and the round's diagnostics."""
         self.total *= safe_ratio(torch.ones_like(self.weight), self.weight * client_lr).to(self.total.dtype)
         notes = self.rule.notes(*(torch.cat(parts) for parts in zip(*self.looks, strict=True))) if self.looks else {}
         return self.rule.clean(self.total, self.g, self.g2), notes

@@ -22,12 +22,13 @@ class FedDPC(FedDPCForms):
     Client j:  plain local SGD, sends u_j = w_{t-1} - w_j = eta_l D_j
     Server:    r_j     = D_j - (<D_j, g> / <g, g>) g              residual, orthogonal to g; D_j itself when g = 0
                v_j     = (lambda + |D_j| / |r_j|) r_j
-               Delta_t = mean_S v_j
+               Delta_t = momentum Delta_{t-1} + mean_S v_j           momentum = 0 in the paper
                w_t     = w_{t-1} - eta_g Delta_t
 
     | symbol | name               | default | domain                                                               |
     |--------|--------------------|---------|----------------------------------------------------------------------|
     | lambda | lam                | 1       | lam >= -1                                                            |
+    | beta   | momentum           | 0       | 0 <= momentum < 1; 0: Algorithm 1 to the bit. See below              |
     |        | projection         | true    | false, with scaling false: FedAvg with two-sided rates (ablation)    |
     |        | scaling            | true    | false: v_j = r_j (ablation)                                          |
     | tau    | tau                | 1e-6    | 0 < tau < 1; an update with |r_j| <= tau |D_j| is guarded            |
@@ -44,6 +45,10 @@ class FedDPC(FedDPCForms):
     any direction. ``max_scale`` bounds |v_j| by ``max_scale`` |r_j|. The default, 0, is no bound: Algorithm 1 to the
     letter. Where clients are not trusted docs/attacks.md recommends 10, which is met within 6.4 degrees of g at
     lambda = 1; honest clients can be that close to g too. In the client form the server needs a bound on uploads.
+
+    Momentum, which the paper lacks: v_j is orthogonal to the last step, so <Delta_t, g> = momentum |g|^2. With neither
+    projection nor scaling it is FedAvgM. A round without updates makes no step, and Delta_t = momentum Delta_{t-1}.
+    With momentum take a smaller lam: both make steps longer.
 
     The forms give the same numbers; costs are given for matrix and streaming / client. Robust rules judge v_j.
 
@@ -77,8 +82,8 @@ class FedDPC(FedDPCForms):
         return {"delta": torch.zeros_like(w)}
 
     def on_empty_round(self, server: State) -> State:
-        """No updates: Delta_t = 0, so the next round does not project."""
-        return {"delta": torch.zeros_like(server["delta"])}
+        """No updates: Delta_t = momentum Delta_{t-1}; without momentum the next round does not project."""
+        return {"delta": self.accelerated(torch.zeros_like(server["delta"]), server["delta"])}
 
     def transform(self, server: State, up: State, cohort: Cohort) -> tuple[Transformed, State]:
         """Alg. 1, lines 18 to 21: every v_j. The rule is homogeneous in D, so it runs on u = eta_l D."""
@@ -97,6 +102,7 @@ class FedDPC(FedDPCForms):
         return self.guarded(r, self.lam + safe_ratio(D_m, r_m + soft * D_m))
 
     def combine(self, w: Tensor, server: State, rows: Transformed, cohort: Cohort) -> Step:
-        """Alg. 1, lines 22 and 23: Delta_t = mean_S v_j; w_t = w_{t-1} - eta_g Delta_t."""
-        delta = self.mean(rows["delta"], server["delta"], cohort.weights, cohort.client_lr, cohort.across)
+        """Alg. 1, lines 22 and 23: Delta_t = momentum g + mean_S v_j; w_t = w_{t-1} - eta_g Delta_t."""
+        mean = self.mean(rows["delta"], server["delta"], cohort.weights, cohort.client_lr, cohort.across)
+        delta = self.accelerated(mean, server["delta"])
         return Step(delta, rate=cohort.server_lr, server={"delta": delta})

@@ -87,7 +87,7 @@ def options(name: str) -> dict[str, object]:
     """Return the options of a model with their defaults; a default of None is left out.
 
     >>> options("resnet18")
-    {'stem': '7x7', 'groups': 2}
+    {'stem': '7x7', 'groups': 2, 'init': 'torchvision'}
     """
     return {key: value for key, value in MODELS.options(name).items() if value is not None}
 

@@ -99,6 +99,7 @@ def execute(
     stop: Stop | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     lean: bool = False,
+    extendable: bool = False,
     track: Track = (),
     examine: Callable[[Experiment], None] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -107,7 +108,8 @@ def execute(
 
     With ``out`` everything is recorded in that folder as it happens, with a checkpoint every ``checkpoint_seconds``;
     with ``resume`` a run that is there is continued.
-    A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint.
+    A ``lean`` run is one of many: when it has ended it leaves its records, but neither its model nor a checkpoint; if
+    it is ``extendable`` it leaves a checkpoint, from which it can be continued for more rounds.
     ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
     method made of the experiment, and may raise, before anything is written. ``callbacks`` may stop the run; if one of
     them raises an error, the round is kept and the run can be resumed.
@@ -162,7 +164,7 @@ def execute(
         with ranks.together("looking at the run folder"):
             if not first:
                 check_shared(out, ranks.rank)
-    keeper = Keeper(folder, out, state, checkpoint_seconds, lean, ranks)
+    keeper = Keeper(folder, out, state, checkpoint_seconds, lean and not extendable, ranks)
     watching = Callbacks(callbacks, Run(config, experiment, method, state, records, out))
     summary: dict[str, Any] | None = None
     clients = _stored_clients(out, state.round) if resume and out is not None else {}
@@ -209,7 +211,7 @@ def execute(
             if not lean:
                 checkpoint.save_model(folder.path / "model.safetensors", experiment.task.flat.state_dict(kept))
             folder.finish(summary)
-            if lean and status in ENDED:
+            if lean and not extendable and status in ENDED:
                 shutil.rmtree(folder.checkpoint, ignore_errors=True)
         watching.run.status = status
         watching.call("on_run_end")

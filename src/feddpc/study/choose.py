@@ -17,6 +17,8 @@ from feddpc.study.spec import settings
 from feddpc.tasks.metrics import Metric
 
 BY = ("validation", "test")
+#: Standard deviation over seeds, of a share from 0 to 1, above which a chosen setting is flagged.
+SCATTER = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class Choice:
     missing: int
     seeds: int
     rounds: int  #: of every run
+    spread: float | None = None  #: sample standard deviation of the score over seeds
     grid_ends: list[str] = field(default_factory=list)  #: keys whose best value is the smallest or largest of the grid
 
     @property
@@ -69,10 +72,16 @@ class Choice:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know: settings that could not be chosen, and a best value at an end of the grid."""
+        """What a reader must know: settings that could not be chosen, seeds that scatter, a value at a grid's end."""
         counts = {"diverged": self.diverged, "failed": self.failed, "missing": self.missing}
         notes = [f"{count} {status}" for status, count in counts.items() if count]
+        notes += ["seeds scatter"] if self.scatters else []
         return notes + ([f"{', '.join(self.grid_ends)} at grid end"] if self.grid_ends else [])
+
+    @property
+    def scatters(self) -> bool:
+        """Whether the seeds of the winner are far apart."""
+        return self.metric.percent and self.spread is not None and self.spread > SCATTER
 
     def as_dict(self) -> dict[str, Any]:
         """Return the choice for JSON, with the keys of the winner's runs."""
@@ -131,6 +140,7 @@ def _winner(
         settings=None if own is None else _varied(own, [mine for mine, _ in groups]),
         metric=metric,
         score=statistics.fmean(scores) if scores else None,
+        spread=statistics.stdev(scores) if len(scores) > 1 else None,
         test=statistics.fmean(worth) if worth else None,
         test_spread=statistics.stdev(worth) if worth and len(worth) > 1 else None,
         last10=statistics.fmean(last10) if last10 else None,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,14 @@ class StudyFolder:
             raise RunFolderError(f"it belongs to another configuration ({'; '.join(different)})")
         records, summary = read_records(path / "rounds.jsonl"), read_json(path / "summary.json")
         status = STATUS.get(str(summary.get("status")), "missing")
+        if spec.extendable and status == "done" and summary.get("rounds") != stored.rounds:
+            status = "missing"  # it is being continued for more rounds
         if status != "missing" and summary.get("rounds") != len(records):
             raise RunFolderError(f"{len(records)} rounds are recorded, but the summary has {summary.get('rounds')}")
         if status == "done" and len(records) != stored.rounds:
             raise RunFolderError(f"{len(records)} of {stored.rounds} rounds recorded, but the summary says finished")
+        if spec.extendable:
+            records, status = _until(spec.config.rounds, records, status)
         try:
             about = {} if "primary" in summary else read_json(path / "environment.json", [])
             metrics = read_metrics(about.get("metrics"), summary)
@@ -128,7 +133,7 @@ class StudyFolder:
         known |= {name: facts.get(f"{name}_{metrics[0].name}") for name in VALUES}
         known |= {"validation_round": facts.get("validation_round"), "metric": metrics[0]}
         if status == "missing":
-            return RunResult(**known, **{"message": f"{len(records)} of {stored.rounds} rounds"} | unfinished)
+            return RunResult(**known, **{"message": f"{len(records)} of {spec.config.rounds} rounds"} | unfinished)
         return RunResult(**known, status=status, message=str(summary.get("reason") or ""))
 
     def rounds(self, spec: RunSpec) -> int:
@@ -153,6 +158,13 @@ class StudyFolder:
         """Forget that a run failed: it is tried again."""
         with explain_os_errors(self.failed):
             (self.failed / f"{spec.key}.json").unlink(missing_ok=True)
+
+    def drop_checkpoint(self, spec: RunSpec) -> None:
+        """Remove the checkpoint of an extendable run that will not be continued; its records stay."""
+        with suppress(FolderInUseError, RunFolderError):
+            lock = RunFolder.reopen(self.path(spec))
+            shutil.rmtree(self.path(spec) / "checkpoint", ignore_errors=True)
+            lock.close()
 
     def set_aside(self, spec: RunSpec, *, only_damaged: bool) -> None:
         """Move a run folder that cannot be used to ``damaged``, unless another process has repaired or finished it."""
@@ -208,6 +220,13 @@ class StudyFolder:
         plain = {f"{name}_{metric.name}" if name in VALUES else name: value for name, value in plain.items()}
         path = result.path.relative_to(self.folder) if result.path.is_relative_to(self.folder) else result.path
         return {**plain, "path": str(path), "tags": dict(result.spec.tags), "settings": settings(config)}
+
+
+def _until(rounds: int, records: list[dict[str, Any]], status: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the first ``rounds`` records of a run that may have fewer or more, and how it stands there."""
+    if len(records) > rounds or (len(records) == rounds and status == "missing"):
+        return records[:rounds], "done"
+    return records, "missing" if status == "done" and len(records) < rounds else status
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -40,7 +40,8 @@ EXTENDABLE = ("methods", "seeds", "grid", "trials")
 class StudyPlan:
     """Methods, seeds, what all runs have in common (``overrides``) and what varies (``space``; None in a comparison).
 
-    ``objective`` is what an adaptive search maximizes.
+    ``objective`` is what an adaptive search and a ``ladder`` maximize. In a ladder only the better settings run to the
+    end, see :mod:`feddpc.study.ladder`.
     """
 
     methods: Sequence[str]
@@ -48,6 +49,7 @@ class StudyPlan:
     overrides: Overrides
     space: Space | None = None
     objective: str = "validation"
+    ladder: bool = False
 
     def __post_init__(self) -> None:
         for what, values in (("methods", self.methods), ("seeds", self.seeds)):
@@ -55,6 +57,8 @@ class StudyPlan:
                 raise BadInputError(f"{what} = {', '.join(map(str, values))}: give at least one, and none twice")
         if self.space is None:
             return
+        if self.ladder and self.space.trials is not None:
+            raise BadInputError("--ladder is for --grid: it looks beyond the ends of the listed values")
         for key in self.space.axes:
             if _plain(key) in EXECUTION_KEYS:
                 raise BadInputError(f"{key} does not change the results, so it cannot be tuned: leave it out")
@@ -85,6 +89,10 @@ class StudyPlan:
         """Return the trials of every method, from the first on."""
         return {name: self.space.search(self.keys(name)) for name in self.methods} if self.space else {}
 
+    def ladder_settings(self) -> dict[str, list[Settings]]:
+        """Return what a ladder tries per method: as many settings for each, where rates can fill up."""
+        return spaces.equal_budgets({method: search.ask() for method, search in self.searches().items()})
+
     def specs(self, method: str, settings: Settings) -> list[RunSpec]:
         """Return the runs of one trial, one per seed."""
         overrides = self.overrides.copy()
@@ -98,18 +106,8 @@ class StudyPlan:
         ]
 
     def score(self, trial: Sequence[RunResult]) -> float | None:
-        """Return the score of a trial, which searches maximize: the mean over seeds, negative for a metric to minimize.
-
-        It is the worst if a seed diverged or has no value, and None if one could not be run.
-        """
-        if any(not result.ended for result in trial):
-            return None
-        metric = shared_metric(trial)
-        worst = 0.0 if metric.percent and metric.direction == "max" else -math.inf
-        if any(result.status == "diverged" for result in trial):
-            return worst
-        scores = [result.score(self.objective) for result in trial]
-        return statistics.fmean(worst if score is None else metric.sign * score for score in scores)
+        """Return the score of a trial, which searches maximize."""
+        return trial_score(trial, self.objective)
 
     def _reserve(self, config: Config) -> float:
         """Return the share of the data that the server keeps: the same for all methods, unless a trial needs more."""
@@ -142,6 +140,8 @@ class StudyPlan:
                 table |= {"trials": space.trials, "search_seed": space.seed}
             if space.sampler is not None:
                 table |= {"sampler": space.sampler, "batch": space.batch, "objective": self.objective}
+            if self.ladder:
+                table |= {"ladder": True, "objective": self.objective}
         return {**table, "set": sets, "config": values}
 
     @classmethod
@@ -157,7 +157,23 @@ class StudyPlan:
             trials = (table.get("trials"), table.get("sampler"), int(table.get("search_seed", 0)), table.get("batch"))
             space = make_space(table.get("grid", []), table.get("random", []), *trials)
         objective = str(table.get("objective", "validation" if values.get("validation") else "test"))
-        return cls(names, [int(seed) for seed in table["seeds"]], overrides, space, objective)
+        seeds = [int(seed) for seed in table["seeds"]]
+        return cls(names, seeds, overrides, space, objective, bool(table.get("ladder")))
+
+
+def trial_score(trial: Sequence[RunResult], by: str) -> float | None:
+    """Return the mean over seeds of what is chosen ``by``, higher is better: negative for a metric to minimize.
+
+    It is the worst if a seed diverged or has no value, and None if one could not be run.
+    """
+    if any(not result.ended for result in trial):
+        return None
+    metric = shared_metric(trial)
+    worst = 0.0 if metric.percent and metric.direction == "max" else -math.inf
+    if any(result.status == "diverged" for result in trial):
+        return worst
+    scores = [result.score(by) for result in trial]
+    return statistics.fmean(worst if score is None else metric.sign * score for score in scores)
 
 
 def make_space(

@@ -21,6 +21,7 @@ INTERRUPTED = 130
 def execute_on_ranks(spec: RunSpec, path: Path, ranks: int, *, stop: Stop, checkpoint_seconds: float) -> str:
     """Run one spec in the folder ``path`` on several ranks; return how it ended, or raise what they say."""
     about = {"config": spec.config.asdict(), "path": str(path.resolve()), "checkpoint_seconds": checkpoint_seconds}
+    about["extendable"] = spec.extendable
     with tempfile.TemporaryDirectory(prefix="feddpc-ranks-") as folder, (Path(folder) / "said").open("w+b") as said:
         task = Path(folder) / "run.json"
         task.write_text(json.dumps(about), encoding="utf-8")
@@ -38,7 +39,7 @@ def main() -> None:
     from feddpc.study.workers import execute_spec
 
     about = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    spec, stop, where = RunSpec(Config.read(about["config"])), Stop(), place()
+    spec, stop, where = RunSpec(Config.read(about["config"]), extendable=about["extendable"]), Stop(), place()
     try:
         with stop.on_interrupt():
             outcome = execute_spec(spec, Path(about["path"]), stop=stop, checkpoint_seconds=about["checkpoint_seconds"])

@@ -20,6 +20,8 @@ from feddpc.rng import generator
 Settings = dict[str, Any]
 #: How many trials per method an adaptive search asks for before it sees their scores.
 BATCH = 5
+#: The key of which more values are tried where a method has fewer settings than another.
+RATE = "lr"
 #: Kinds of ranges, and the type of their numbers.
 KINDS = {"uniform": float, "log": float, "int": int, "logint": int}
 
@@ -254,3 +256,49 @@ def _axis(axis: str | Range | Sequence[Any]) -> Range | Categorical:
     if isinstance(axis, str):
         return parse(axis)
     return axis if isinstance(axis, Range) else Categorical(tuple(axis))
+
+
+def finer(values: Sequence[float], count: int) -> list[float]:
+    """Return ``count`` numbers: the given ones, then the geometric means between neighbours, the largest first.
+
+    >>> finer([1.0, 0.1, 0.01], 5), finer([1.0, 0.1], 1)
+    ([1.0, 0.1, 0.01, 0.316, 0.0316], [1.0, 0.1])
+    """
+    row = list(values)
+    while len(row) < count and len(row) > 1:
+        ordered = sorted(row, reverse=True)
+        middles = [rounded(math.sqrt(a * b), 3) for a, b in itertools.pairwise(ordered)]
+        fresh = [m for m in middles if m not in row][: count - len(row)]
+        if not fresh:
+            break
+        row += fresh
+    return row
+
+
+def rounded(value: float, digits: int = 6) -> float:
+    """Return a number with so many digits.
+
+    >>> rounded(0.1 * 3)
+    0.3
+    """
+    return float(f"{value:.{digits}g}")
+
+
+def equal_budgets(settings: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Give every group as many settings as the largest has, by finer rates, where the rate is all that it varies.
+
+    >>> {
+    ...     k: len(v)
+    ...     for k, v in equal_budgets(
+    ...         {"a": [{"lr": 1.0}, {"lr": 0.1}], "b": [{"lr": 1.0, "mu": m} for m in (0.1, 0.2, 0.3)]}
+    ...     ).items()
+    ... }
+    {'a': 3, 'b': 3}
+    """
+    most = max((len(mine) for mine in settings.values()), default=0)
+    equal = {}
+    for group, mine in settings.items():
+        rates = [float(rate) for values in mine if isinstance(rate := values.get(RATE), int | float)]
+        fill = len(rates) == len(mine) and min(rates, default=0.0) > 0 and all(set(values) == {RATE} for values in mine)
+        equal[group] = [{RATE: rate} for rate in finer(rates, most)] if fill else [dict(values) for values in mine]
+    return equal

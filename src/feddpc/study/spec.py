@@ -23,14 +23,20 @@ from feddpc.task_parts import registered_code
 class RunSpec:
     """One run of a study. ``label`` and ``tags`` do not tell runs apart; the key does.
 
+    Runs that are ``extendable`` and differ only in their rounds are one run, which keeps its last checkpoint: it is
+    continued if more rounds are asked for, and read up to the round that is asked for.
+
     >>> a, b = RunSpec(Config(lr=0.1)), RunSpec(Config(lr=0.1, server_lr=0.1, engine="loop"), label="again")
     >>> a.key == b.key, a.key == RunSpec(Config(lr=0.2)).key
     (True, False)
+    >>> RunSpec(Config(rounds=5), extendable=True).key == RunSpec(Config(rounds=9), extendable=True).key
+    True
     """
 
     config: Config
     label: str = ""
     tags: Mapping[str, Any] = field(default_factory=dict)
+    extendable: bool = False
 
     @cached_property
     def complete(self) -> Config:
@@ -50,14 +56,19 @@ class RunSpec:
             if isinstance(v, str) and code_in({k: v})
         }
         registered = registered_code(self.complete)
-        parts = [fingerprint(self.config), _source(self.config.method), values | code, *filter(None, [registered])]
+        parts = [
+            fingerprint(self.config),
+            _source(self.config.method),
+            values | code,
+            *filter(None, [registered, self.extendable]),
+        ]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
     def decisive(self) -> dict[str, Any]:
         """Return the values that decide the numbers, apart from the method and the data themselves."""
         # The options of the partition hold alpha, if the partition has it.
-        left_out = (*EXECUTION_KEYS, "data", "method", "alpha")
+        left_out = (*EXECUTION_KEYS, "data", "method", "alpha", *(("rounds",) if self.extendable else ()))
         return {k: v for k, v in self.complete.asdict().items() if k not in left_out}
 
     @property

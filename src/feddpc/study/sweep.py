@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from feddpc.config import Config
 from feddpc.study.choose import BY, Choice, choose
 from feddpc.study.folder import RunResult, StudyFolder
+from feddpc.study.ladder import Climb, Dropped, RunSpecs, Trial, climb, keep_checkpoint
 from feddpc.study.plan import FILES, StudyPlan, claim
 from feddpc.study.runner import OnProgress, Progress, run_study
 from feddpc.study.spec import RunSpec
 from feddpc.unused import ENABLING, refuse_unused
-
-#: Runs specs, or looks up their results, and returns these in the same order.
-RunSpecs = Callable[[Sequence[RunSpec]], list[RunResult]]
 
 
 def run_sweep(
@@ -32,11 +31,11 @@ def run_sweep(
         nonlocal last
         last = dataclasses.replace(
             now,
-            total=total,
+            total=max(total, before.ended + now.total),
             ended=before.ended + now.ended,
             failed=before.failed + now.failed,
             rounds=before.rounds + now.rounds,
-            all_rounds=total * (now.all_rounds // now.total),
+            all_rounds=before.all_rounds + now.all_rounds if plan.ladder else total * (now.all_rounds // now.total),
         )
         if on_progress is not None:
             on_progress(last)
@@ -51,7 +50,7 @@ def run_sweep(
         claim(folder, plan, extend=extend)
         return run_study(specs, folder, on_progress=report, **how)
 
-    results = run_trials(plan, run)
+    results = run_trials(plan, run, StudyFolder(folder).drop_checkpoint)
     write_tables(folder, plan, results)
     return results
 
@@ -65,18 +64,49 @@ def write_tables(folder: Path, plan: StudyPlan | None, results: Sequence[RunResu
 def choose_both(results: Sequence[RunResult], plan: StudyPlan | None = None) -> list[Choice]:
     """Return what validation data choose, where there are any, and what the test set chooses.
 
-    With the ``plan`` of a grid, every choice names the keys whose best value is at an end of the grid.
+    With the ``plan`` of a grid, every choice names the keys whose best value is at an end of the grid. From a ladder
+    only settings that ran to the end can be chosen; they are counted among all that were tried.
     """
+    if plan is not None and plan.ladder:
+        return _choose_finalists(results)
     ways = [by for by in BY if by == "test" or any(r.validation is not None for r in results)]
     axes = plan.space.axes if plan and plan.space and plan.space.trials is None else {}
     return [choice.with_grid_ends(axes) for by in ways for choice in choose(results, by)]
 
 
-def run_trials(plan: StudyPlan, run: RunSpecs) -> list[RunResult]:
+def _choose_finalists(results: Sequence[RunResult]) -> list[Choice]:
+    """Return what is chosen from the last rung of a ladder."""
+    rounds = max((result.spec.config.rounds for result in results), default=0)
+    last = [result for result in results if result.spec.config.rounds == rounds]
+    ways = [by for by in BY if by == "test" or any(r.validation is not None for r in last)]
+    left = [result for result in results if result.spec.config.rounds < rounds]
+    return [
+        dataclasses.replace(choice, tried=choice.tried + sum(r.spec.config.method == choice.method for r in left))
+        for by in ways
+        for choice in choose(last, by)
+    ]
+
+
+def climb_plan(plan: StudyPlan, run: RunSpecs, dropped: Dropped = keep_checkpoint) -> Climb:
+    """Let the settings of a plan climb its ladder; every method is a group."""
+
+    def make(method: str, settings: Mapping[str, Any]) -> Trial:
+        spec = plan.specs(method, dict(settings))[0]
+        return Trial(method, settings, spec.config, spec.label.partition(" seed ")[0])
+
+    trials = [make(method, values) for method, mine in plan.ladder_settings().items() for values in mine]
+    rounds = int(plan.overrides.values.get("rounds") or Config.rounds)
+    return climb(trials, rounds, plan.seeds, run, make, by=plan.objective, dropped=dropped)
+
+
+def run_trials(plan: StudyPlan, run: RunSpecs, dropped: Dropped = keep_checkpoint) -> list[RunResult]:
     """Run the trials of ``plan``; a search that lacks a score ends there.
 
-    The results are in the order of the methods, and for each method in the order of its trials and seeds.
+    The results are in the order of the methods, and for each method in the order of its trials and seeds. A ladder
+    says which of its runs will not be continued, and has the result of the highest rung of each trial.
     """
+    if plan.ladder:
+        return climb_plan(plan, run, dropped).results
     searches = plan.searches()
     results: dict[str, list[RunResult]] = {method: [] for method in searches}
     while True:

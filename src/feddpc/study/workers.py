@@ -72,10 +72,12 @@ class RunReport(NamedTuple):
 def execute_spec(spec: RunSpec, path: Path, **how: Any) -> Outcome:
     """Run one spec in the folder ``path``, with the setup that earlier runs of this process have built.
 
-    The run keeps its records only, and is not forced to the disk: what a power cut damages is run again.
+    The run keeps its records only, an extendable one its checkpoint too, and is not forced to the disk: what a power
+    cut damages is run again.
     """
+    how |= {"lean": True, "extendable": spec.extendable}
     with without_sync():
-        return execute_shared(partial(setup_cache.experiment, spec.complete), out=path, resume=True, lean=True, **how)
+        return execute_shared(partial(setup_cache.experiment, spec.complete), out=path, resume=True, **how)
 
 
 def execute_shared(setup: Callable[[], Experiment], *, at_once: int = 1, **how: Any) -> Outcome:

@@ -1,0 +1,298 @@
+"""A ladder for tuning: all settings run for a few rounds, the better ones for more, the best two to the end.
+
+A run that climbs is one run that is continued, so a rung costs only the rounds that it adds. The rungs:
+
+    every setting            50 rounds (an eighth of all, where that is less); those at chance drop out
+    the rest                 a quarter of the rounds
+    the best four per group  half of the rounds
+    the best two             all rounds, over all seeds; until then with the first seed
+    beyond                   where the winner is at an end of its grid, the neighbour beyond, as the last rung, until
+                             the winner is inside or three were tried
+
+Settings that compete make up a group: one method on one problem. Every group has the same rungs and, as far as its
+rate allows, the same number of settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feddpc.config import Config
+from feddpc.errors import BadInputError, FeddpcError
+from feddpc.study.folder import RunResult, shared_metric
+from feddpc.study.plan import trial_score
+from feddpc.study.setup_cache import dataset
+from feddpc.study.space import rounded
+from feddpc.study.spec import RunSpec
+from feddpc.tasks.metrics import ACCURACY
+
+#: Rounds of the first rung, at most.
+FIRST = 50
+#: How many settings per group begin the third and the last rung.
+KEPT = (4, 2)
+#: An accuracy below so many times that of guessing is at chance.
+CHANCE = 1.5
+#: How far a neighbour beyond is, as a factor, at least if the grid is as wide as that.
+STEP = 2.0
+#: How many neighbours beyond the grid are tried per group.
+BEYOND = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A setting that climbs: what is tried, in which group, and a configuration whose rounds and seed are filled in."""
+
+    group: str
+    values: Mapping[str, Any]
+    config: Config
+    label: str
+
+    def specs(self, rounds: int, seeds: Sequence[int]) -> list[RunSpec]:
+        """Return the runs of one rung."""
+        return [
+            RunSpec(
+                dataclasses.replace(self.config, rounds=rounds, seed=seed),
+                f"{self.label} seed {seed}",
+                dict(self.values),
+                extendable=True,
+            )
+            for seed in seeds
+        ]
+
+
+#: Makes the trial of a group at some values; it raises if the values are not allowed.
+MakeTrial = Callable[[str, Mapping[str, Any]], Trial]
+#: Runs specs, or looks up their results, and returns these in the same order.
+RunSpecs = Callable[[Sequence[RunSpec]], list[RunResult]]
+
+
+#: Called with a run that will not be continued, so that its checkpoint can go.
+Dropped = Callable[[RunSpec], None]
+
+
+def keep_checkpoint(_: RunSpec) -> None:
+    """Keep what a run has stored."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How long the trials of a rung run, with which seeds, and how many per group go on; None: all above chance."""
+
+    rounds: int
+    seeds: tuple[int, ...]
+    kept: int | None
+
+
+def rungs(rounds: int, seeds: Sequence[int]) -> list[Rung]:
+    """Return the rungs of a ladder that ends after so many rounds.
+
+    >>> [(rung.rounds, rung.seeds, rung.kept) for rung in rungs(400, (0, 1))]
+    [(50, (0,), None), (100, (0,), 4), (200, (0,), 2), (400, (0, 1), 1)]
+    """
+    quarter, half, alone = math.ceil(rounds / 4), math.ceil(rounds / 2), tuple(seeds[:1])
+    first = max(1, min(FIRST, quarter // 2))
+    return [
+        Rung(first, alone, None),
+        Rung(quarter, alone, KEPT[0]),
+        Rung(half, alone, KEPT[1]),
+        Rung(rounds, tuple(seeds), 1),
+    ]
+
+
+def describe(rounds: int, seeds: Sequence[int]) -> str:
+    """Return the rungs in words.
+
+    >>> describe(400, (0, 1))
+    'ladder: all settings 50 rounds, those above chance 100, the best 4 per method 200, the best 2 400 over 2 seeds'
+    """
+    first, second, third, last = rungs(rounds, seeds)
+    over = f" over {len(last.seeds)} seeds" if len(last.seeds) > 1 else ""
+    return (
+        f"ladder: all settings {first.rounds} rounds, those above chance {second.rounds}, the best {second.kept} per "
+        f"method {third.rounds}, the best {third.kept} {last.rounds}{over}"
+    )
+
+
+@dataclass
+class Climb:
+    """How far the trials of a ladder got: the results of the highest rung of each, in the order of the trials."""
+
+    trials: list[Trial]
+    reached: dict[Trial, list[RunResult]] = field(default_factory=dict)
+    finalists: list[Trial] = field(default_factory=list)  #: those that ran to the end
+    at_chance: list[Trial] = field(default_factory=list)
+    beyond: list[Trial] = field(default_factory=list)  #: neighbours that the grid does not have
+    complete: bool = False  #: whether nothing is left to run
+
+    @property
+    def results(self) -> list[RunResult]:
+        """The results of all trials."""
+        return [result for trial in self.trials for result in self.reached.get(trial, [])]
+
+    def words(self) -> list[str]:
+        """Return what became of the trials, per group in one line."""
+        lines = []
+        for group in dict.fromkeys(trial.group for trial in self.trials):
+            counts = {
+                "settings": [t for t in self.trials if t not in self.beyond],
+                "at chance": self.at_chance,
+                "ran to the end": self.finalists,
+                "of these beyond the grid": self.beyond,
+            }
+            told = {words: sum(trial.group == group for trial in mine) for words, mine in counts.items()}
+            lines.append(f"{group}: " + ", ".join(f"{count} {words}" for words, count in told.items()))
+        return lines
+
+
+def climb(
+    trials: Sequence[Trial],
+    rounds: int,
+    seeds: Sequence[int],
+    run: RunSpecs,
+    make: MakeTrial,
+    *,
+    by: str = "validation",
+    dropped: Dropped = keep_checkpoint,
+) -> Climb:
+    """Let ``trials`` climb; stop where runs are missing. ``dropped`` is called for runs that will not be continued."""
+    state, alive = Climb(list(trials)), list(trials)
+    for trial in alive:
+        _check_extendable(trial, rungs(rounds, seeds))
+    for rung in rungs(rounds, seeds):
+        scores = _run_rung(state, alive, rung, run, by)
+        if scores is None:
+            return state
+        if rung.rounds == rounds:
+            state.finalists = alive
+            break
+        kept = _go_on(state, alive, scores, rung.kept)
+        for trial in alive:
+            for spec in trial.specs(rung.rounds, rung.seeds) if trial not in kept else ():
+                dropped(spec)
+        alive = kept
+    state.complete = _look_beyond(state, rungs(rounds, seeds)[-1], run, make, by)
+    for trial in state.finalists if state.complete else ():
+        for spec in trial.specs(rounds, seeds):
+            dropped(spec)
+    return state
+
+
+def _run_rung(
+    state: Climb, alive: Sequence[Trial], rung: Rung, run: RunSpecs, by: str
+) -> dict[Trial, float | None] | None:
+    """Run one rung and return the score of every trial; None if runs are missing."""
+    specs = {trial: trial.specs(rung.rounds, rung.seeds) for trial in alive}
+    results = iter(run([spec for mine in specs.values() for spec in mine]))
+    for trial, mine in specs.items():
+        state.reached[trial] = [next(results) for _ in mine]
+    if any(result.status == "missing" for trial in alive for result in state.reached[trial]):
+        return None
+    return {trial: trial_score(state.reached[trial], by) for trial in alive}
+
+
+def _go_on(state: Climb, alive: Sequence[Trial], scores: Mapping[Trial, float | None], kept: int | None) -> list[Trial]:
+    """Return the trials that climb to the next rung, in their order: ``kept`` per group, or all above chance."""
+    going: set[Trial] = set()
+    for group in dict.fromkeys(trial.group for trial in alive):
+        own = [trial for trial in alive if trial.group == group and _able(state.reached[trial])]
+        own.sort(key=lambda trial: -(scores[trial] or 0.0))  # stable: of equal ones the first
+        if kept is None:
+            low = [trial for trial in own if _at_chance(state.reached[trial], scores[trial])]
+            state.at_chance += low
+            # A group in which nothing has begun to learn keeps as many as begin the third rung.
+            going |= set(own) - set(low) or set(own[: KEPT[0]])
+        else:
+            going |= set(own[:kept])
+    return [trial for trial in alive if trial in going]
+
+
+def _able(results: Sequence[RunResult]) -> bool:
+    """Whether every run was done: what diverged or failed is never chosen."""
+    return all(result.status == "done" for result in results)
+
+
+def _at_chance(results: Sequence[RunResult], score: float | None) -> bool:
+    """Whether an accuracy is hardly above that of guessing; of other metrics that is not known."""
+    data = dataset(results[0].spec.config)
+    guessed = 1 / data.classes if data.target == "classes" and shared_metric(results) == ACCURACY else 0.0
+    return score is not None and score < CHANCE * guessed
+
+
+def _look_beyond(state: Climb, last: Rung, run: RunSpecs, make: MakeTrial, by: str) -> bool:
+    """Try neighbours of winners that are at an end of what was tried; return whether all of them are there."""
+    for _ in range(BEYOND):
+        more = [trial for group in _groups(state) for trial in _neighbours(state, group, make, by)]
+        if not more:
+            return True
+        state.trials += more
+        state.beyond += more
+        if _run_rung(state, more, last, run, by) is None:
+            return False
+        state.finalists = [*state.finalists, *more]
+    return True
+
+
+def _groups(state: Climb) -> list[str]:
+    return list(dict.fromkeys(trial.group for trial in state.trials))
+
+
+def winner(state: Climb, group: str, by: str) -> Trial | None:
+    """Return the best finalist of a group by its mean over seeds; of equal ones the first. None if none can be."""
+    able = [t for t in state.finalists if t.group == group and _able(state.reached[t])]
+    scored = [(trial, score) for trial in able if (score := trial_score(state.reached[trial], by)) is not None]
+    return max(scored, key=lambda entry: entry[1])[0] if scored else None
+
+
+def _neighbours(state: Climb, group: str, make: MakeTrial, by: str) -> list[Trial]:
+    """Return the trials beyond the ends at which the winner of a group is, as far as they are allowed."""
+    best = winner(state, group, by)
+    found: list[Trial] = []
+    for key, value in best.values.items() if best else ():
+        tried = [trial.values for trial in state.trials if trial.group == group]
+        numbers = [values[key] for values in tried if key in values and type(values[key]) in (int, float)]
+        for candidate in beyond(numbers, value):
+            changed = {**best.values, key: candidate}  # type: ignore[union-attr]
+            if any(dict(values) == changed for values in tried):
+                break
+            try:
+                trial = make(group, changed)
+                trial.specs(1, (0,))[0].complete  # noqa: B018 -- raises if a value is outside its domain
+            except FeddpcError:
+                continue
+            found.append(trial)
+            break
+    return found
+
+
+def beyond(tried: Sequence[float], value: float) -> list[float]:
+    """Return what to try beyond ``value`` if it is an end of what was tried: first the next of a geometric row.
+
+    >>> beyond([1.0, 0.1, 0.01], 1.0), beyond([1.0, 0.1, 0.01], 0.1), beyond([0.0, 0.5], 0.0), beyond([0.5, 0.9], 0.9)
+    ([10.0], [], [-0.5], [1.62, 0.98])
+    """
+    row = sorted(set(tried))
+    if len(row) < 2 or value not in (row[0], row[-1]):
+        return []
+    inward = row[1:] if value == row[0] else row[-2::-1]
+    if value <= 0 or inward[0] <= 0:
+        return [rounded(2 * value - inward[0])]
+    apart = (other for other in inward if other > 0 and not 1 / STEP < other / value < STEP)
+    before = next(apart, inward[0])
+    further = [rounded(value * value / before)]
+    if inward[0] < value < 1:  # a share comes nearer to one
+        further.append(rounded(1 - (1 - value) ** 2 / (1 - inward[0])))
+    return further
+
+
+def _check_extendable(trial: Trial, steps: Sequence[Rung]) -> None:
+    """Raise if the number of rounds changes more than how long the run is, such as a schedule of the rates."""
+    first, last = (trial.specs(rung.rounds, rung.seeds[:1])[0].decisive() for rung in (steps[0], steps[-1]))
+    if different := [key for key in first if first[key] != last.get(key)]:
+        raise BadInputError(
+            f"ladder: {', '.join(different)} of {trial.label} depends on the number of rounds, so a short run is not "
+            "the beginning of a longer one: give it a fixed length (lr_schedule.over=...), or leave out the ladder"
+        )
