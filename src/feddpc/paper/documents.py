@@ -9,15 +9,13 @@ from pathlib import Path
 from string import Template
 
 from feddpc.paper import figures, published, table1, tables
-from feddpc.paper.claims import findings
+from feddpc.paper.claims import corrected, findings, summary
 from feddpc.paper.presets import preset
-from feddpc.paper.study import PaperStudy, all_runs
+from feddpc.paper.study import PARTS, PaperStudy, all_runs
 from feddpc.paper.study_spec import label
 from feddpc.paper.verdicts import compare, standing
 from feddpc.storage import make_folder, replace_file, replace_text
 
-#: The parts that have runs, in the order in which they are shown.
-PARTS = ("grid", "table2", "figure4", "figure5")
 _CAPTIONS = {
     "table2": "Best accuracy, ours next to the paper's",
     "curves": "Accuracy and loss over rounds; the band is from the lowest to the highest seed",
@@ -34,6 +32,8 @@ def section(study: PaperStudy, parts: Sequence[str], pictures: Mapping[str, str]
     if study.origin.get("machine"):
         made_with = ", ".join(f"{k} {v}" for k, v in study.origin["machine"].items())
         blocks.append(f"Run with {made_with}. {_spent(study)}".strip())
+    if lines := summary(study, parts):
+        blocks.append("\n".join(f"* {line}" for line in lines))
     for part in parts:
         blocks += [table.markdown() for table in tables.of_part(study, part)]
     for name, where in pictures.items():
@@ -162,7 +162,7 @@ def _decided(study: PaperStudy, alpha: float) -> str:
     seeds = len(ours.scores) if ours and rivals else 0
     if ours is None or seeds < 2:
         return "One seed: nothing is decided." if seeds else ""
-    places = standing(compare(ours, rivals, "best"))
+    places = standing(compare(ours, rivals, "best", known=corrected(study, alpha, "best")))
     if not places["above"] and not places["below"]:
         return f"Over {seeds} seeds nothing is decided."
     words = [f"{place} {' / '.join(names)}" for place, names in places.items() if names]
