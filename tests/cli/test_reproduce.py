@@ -80,7 +80,7 @@ def test_export_and_docs(feddpc, tmp_path):
     assert (tmp_path / "digits.json").read_text() == (tmp_path / folder / "records.json").read_text()
     printed = feddpc("docs", "digits.json", "--to", "docs/reproduction.md", "--images", "docs/images")
     assert "docs/reproduction.md" in printed
-    text = (tmp_path / "docs" / "reproduction.md").read_text()
+    text = (tmp_path / "docs" / "reproduction-digits.md").read_text()
     assert "images/digits-tiny-2-rounds/curves.png" in text
     with pytest.raises(RunFolderError, match=f"there are {folder}"):
         feddpc("export", "runs", "--to", "x.json", code=None)

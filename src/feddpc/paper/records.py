@@ -4,7 +4,7 @@ The documents are made from such files alone. Test accuracies of every round are
 answers: a test of their differences must see which are equal. They are 16-bit numbers in base64. Training loss and
 FedDPC's factor and cosine are means over blocks of five rounds, with four digits; round 1, which has no last step, is a
 block of its own. Seconds are one mean per run. Of runs that tuned a setting only the rounds that choose are kept: the
-best on test, the best on validation, the last ten.
+best on test and on validation, and the last. What most rows or runs have is said once, for all.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from feddpc import methods
 from feddpc.config import EXECUTION_KEYS, Config
 from feddpc.data.specs import spec
 from feddpc.errors import FeddpcError, RunFolderError
@@ -37,6 +39,8 @@ _BLOCKS = ("train_loss", "mean_scale", "mean_cosine")
 _ROUNDS = 5
 #: Stands for a round without evaluation among counts of correct answers.
 _NONE = 0xFFFF
+#: What most runs have in common.
+_OF_RUNS = ("status", "rounds", *EXECUTION_KEYS)
 #: What identifies a row.
 _ROW = ("part", "alpha", "name", "label")
 #: The facts about the environment of a run that are kept, as far as all runs agree.
@@ -58,36 +62,59 @@ def write(study: PaperStudy, path: Path) -> None:
 def dumps(study: PaperStudy) -> str:
     """Return a study as JSON: one line per row and per run; a run that several rows share is stored once."""
     configs = [_values(row.config) for row in study.rows]
-    shared = {k: v for k, v in configs[0].items() if all(c.get(k) == v for c in configs)} if configs else {}
-    rows: list[str] = []
-    runs: list[str] = []
+    rows: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     places: dict[tuple[str, int, str], int] = {}
     for row, config in zip(study.rows, configs, strict=True):
         own_runs = {}
         for seed, run in row.runs.items():
-            text = _compact(_packed(run, spec(study.data).test, tuning=row.part == "grid"))
-            own_runs[str(seed)] = place = places.setdefault((_compact(config), seed, text), len(runs))
+            packed = _packed(run, spec(study.data).test, tuning=row.part == "grid")
+            place = places.setdefault((_compact(config), seed, _compact(packed)), len(runs))
+            own_runs[str(seed)] = place
             if place == len(runs):
-                runs.append(text)
-        named = {key: getattr(row, key) for key in _ROW}
-        own = {k: v for k, v in config.items() if k not in shared}
-        rows.append(_compact({**named, "seeds": row.seeds, "config": own, "runs": own_runs}))
-    head = {"data": study.data, "scale": study.scale, "short": study.short, "origin": study.origin, "shared": shared}
+                runs.append(packed)
+        rows.append({**{key: getattr(row, key) for key in _ROW}, "seeds": row.seeds, "runs": own_runs})
+    usual, usual_run = _most_common(configs), _most_common(runs, _OF_RUNS)
+    for row_about, config in zip(rows, configs, strict=True):
+        row_about["config"] = _unusual(config, usual)
+    head = {key: getattr(study, key) for key in ("data", "scale", "short", "origin")}
+    head |= {"usual": usual, "usual_run": usual_run}
     body = ",\n".join(f' "{key}": {json.dumps(value)}' for key, value in head.items())
-    return f'{{\n{body},\n "rows": {_listed(rows)},\n "runs": {_listed(runs)}\n}}\n'
+    lines = [_listed(map(_compact, mine)) for mine in (rows, (_unusual(run, usual_run) for run in runs))]
+    return f'{{\n{body},\n "rows": {lines[0]},\n "runs": {lines[1]}\n}}\n'
+
+
+def _most_common(tables: Sequence[dict[str, Any]], keys: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return the most common value of every key."""
+    counted = {
+        key: Counter(_compact(table[key]) for table in tables)
+        for key in keys or dict.fromkeys(k for t in tables for k in t)
+    }
+    return {key: json.loads(counts.most_common(1)[0][0]) for key, counts in counted.items() if counts}
+
+
+def _unusual(table: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key not in usual or value != usual[key]}
 
 
 def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _listed(lines: Sequence[str]) -> str:
+def _listed(lines: Iterable[str]) -> str:
     return "[\n" + ",\n".join(f"  {line}" for line in lines) + "\n ]"
 
 
 def _values(config: Config) -> dict[str, Any]:
+    """Return what a row is, without its seed, and of its hyper-parameters those that are not the method's own."""
     plain: dict[str, Any] = json.loads(json.dumps(config.asdict()))
+    plain["hyper"] = _unusual(plain["hyper"], methods.create(config.method).hyper())
     return {k: v for k, v in plain.items() if k not in ("seed", *EXECUTION_KEYS)}
+
+
+def _config(values: dict[str, Any]) -> Config:
+    """Return the configuration of what `_values` returned."""
+    return Config.read({**values, "hyper": methods.create(values["method"], **values["hyper"]).hyper()})
 
 
 def _packed(run: StoredRun, tested: int, *, tuning: bool) -> dict[str, Any]:
@@ -98,7 +125,7 @@ def _packed(run: StoredRun, tested: int, *, tuning: bool) -> dict[str, Any]:
         "status": status(run),
         "rounds": len(run.records),
         "seconds": _digits(seconds_per_round(run.records)),
-        **{k: v for k in EXECUTION_KEYS if (v := getattr(run.config, k)) != getattr(Config, k)},
+        **{key: getattr(run.config, key) for key in EXECUTION_KEYS},
     }
     if tuning:
         packed["at"] = kept = _deciding(tested_in, held_out)
@@ -118,12 +145,12 @@ def _five(column: Sequence[float | None]) -> list[float | None]:
 def _deciding(tested: Sequence[float | None], held_out: Sequence[float | None]) -> list[int]:
     """Return the rounds, counted from 0, that measures of a run look at.
 
-    >>> _deciding([0.1, 0.5, 0.4], [0.3, 0.2, None])[:2]
-    [0, 1]
+    >>> _deciding([0.1, 0.5, 0.4, 0.3], [0.3, 0.2, None, 0.1])
+    [0, 1, 3]
     """
     known = [[t for t, value in enumerate(column) if value is not None] for column in (tested, held_out)]
     best = {max(at, key=lambda t: column[t] or 0.0) for at, column in zip(known, (tested, held_out), strict=True) if at}
-    return sorted(best | set(known[0][-10:]) | set(range(len(tested))[-1:]))
+    return sorted(best | set(range(len(tested))[-1:]))
 
 
 def _edges(rounds: int) -> list[int]:
@@ -195,11 +222,15 @@ def read(path: Path) -> PaperStudy:
     try:
         rows, seen = [], {}
         for about in table["rows"]:
-            config = Config.read({**table["shared"], **about["config"]})
+            config = _config({**table["usual"], **about["config"]})
             row = PaperRow(**{key: about[key] for key in _ROW}, config=config, seeds=tuple(about["seeds"]))
             for seed, place in about["runs"].items():
                 if place not in seen:
-                    seen[place] = _unpacked(table["runs"][place], row.with_seed(int(seed)), spec(table["data"]).test)
+                    seen[place] = _unpacked(
+                        {**table["usual_run"], **table["runs"][place]},
+                        row.with_seed(int(seed)),
+                        spec(table["data"]).test,
+                    )
                 row.runs[int(seed)] = seen[place]
             rows.append(row)
         origin = dict(table["origin"])
@@ -236,7 +267,7 @@ def _unpacked(about: dict[str, Any], config: Config, tested: int) -> StoredRun:
         for t in range(rounds)
     ]
     summary = {"status": about["status"], "rounds": len(records)}
-    execution = {key: about[key] for key in EXECUTION_KEYS if key in about}
+    execution = {key: about[key] for key in EXECUTION_KEYS}
     return StoredRun(Path("records"), dataclasses.replace(config, **execution), records, summary, {})
 
 

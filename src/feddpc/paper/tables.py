@@ -8,7 +8,7 @@ from feddpc.data.specs import spec
 from feddpc.paper import published
 from feddpc.paper.significance import Estimate
 from feddpc.paper.study import PaperRow, PaperStudy
-from feddpc.paper.study_spec import CONTROLS, HELD_OUT, label
+from feddpc.paper.study_spec import CONTROLS, HELD_OUT, ROWS, label
 from feddpc.paper.tuned import base_name, setting_of, winners
 from feddpc.paper.verdicts import Finding, compare, show_p
 from feddpc.report.groups import show
@@ -56,6 +56,28 @@ def table2(study: PaperStudy, alpha: float) -> Table:
         [*_explanations(study, alpha), *_gaps(rows)],
         _best(rows),
         frozenset({"setting"}),
+    )
+
+
+def cells(studies: Sequence[PaperStudy]) -> Table:
+    """Return the best accuracies of all methods on the paper's data sets, ours beside the paper's, in one table."""
+    columns = [(s, alpha) for s in studies if s.data == s.paper_data for alpha in s.alphas("table2")]
+    texts = {label(name): [label(name)] for name in ROWS}
+    for study, alpha in columns:
+        rows, reported = study.scored("table2", alpha), study.reported(alpha)
+        for name in ROWS:
+            about = rows[name].estimate("best") if name in rows else None
+            seeds = f" ({about.count})" if about else ""
+            own = percent(about.mean, about.spread) if about else "-"
+            paper = f"{reported[name].accuracy:.2f}" if name in reported else "-"
+            texts[label(name)] += [f"{own}{seeds}", paper]
+    headings = [f"{published.TITLES[s.data]}{'*' if s.short else ''}, {alpha:g}" for s, alpha in columns]
+    return Table(
+        "cells",
+        "Best test accuracy in percent, mean ± standard deviation (seeds), and the paper's",
+        ("method", *(text for heading in headings for text in (heading, "paper"))),
+        list(texts.values()),
+        ["The number after a data set is alpha. An asterisk: shortened, so not comparable with the paper's column."],
     )
 
 
