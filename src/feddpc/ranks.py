@@ -35,7 +35,14 @@ GRACE = 3.0
 
 
 class RankError(FeddpcError):
-    """A rank failed, hangs, or computes something else than the others; the message names it."""
+    """A rank failed, hangs, or computes something else than the others; the message names it.
+
+    All ranks that are left raise it; on the command line the ``speaker`` prints it.
+    """
+
+    def __init__(self, text: str, speaker: int = 0) -> None:
+        super().__init__(text)
+        self.speaker = speaker
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,8 @@ class Ranks:
     def _settle(self, doing: str, error: Exception | None) -> None:
         """Raise if what was done failed here or on another rank."""
         said = self.gather(None if error is None else f"{_kind(error)}{error}")
+        if error is not None and len(set(said)) == 1:  # a mistake of the user's, not the fault of a rank
+            raise error
         if self.size > 1 and isinstance(error, FeddpcError):
             raise RankError(f"rank {self.rank}, {doing}: {error}") from error
         if error is not None:
@@ -251,10 +260,10 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise RankError(self._diagnosis(str(error))) from error
+            raise RankError(*self._diagnosis(str(error))) from error
 
-    def _diagnosis(self, text: str) -> str:
-        """Say which rank failed, ended or hangs, from what each has noted."""
+    def _diagnosis(self, text: str) -> tuple[str, int]:
+        """Say which rank failed, ended or hangs, from what each has noted; and name the rank that is to print it."""
         store, others = self._store, [rank for rank in range(self.size) if rank != self.rank]
         assert store is not None
         round, doing = self._at
@@ -266,21 +275,27 @@ class Ranks:
                 time.sleep(0.1)
                 for rank in others:
                     if store.check([f"failed/{rank}"]):
-                        return f"rank {rank} has failed: {store.get(f'failed/{rank}').decode()}"
+                        return f"rank {rank} has failed: {store.get(f'failed/{rank}').decode()}", 0
             silent = [rank for rank in others if not store.check([f"waits/{rank}"])]
             seen = {rank: store.get(f"at/{rank}").decode() if store.check([f"at/{rank}"]) else None for rank in silent}
         except (RuntimeError, ValueError):
-            return f"rank 0, which the ranks meet at, has ended in {where}; see what it printed"
+            return f"rank 0, which the ranks meet at, has ended in {where}; see what it printed", 1
         if not silent:
-            return f"the ranks cannot reach each other in {where}: {_first_line(text)}"
+            return f"the ranks cannot reach each other in {where}: {_first_line(text)}", 0
         told = [f"rank {r}" + (f", last seen in {at}" if at else "") for r, at in seen.items()]
         timed_out = "timed out" in text.lower() or "timeout" in text.lower()
         why = f"did not answer within {self.timeout:g} s" if timed_out else "ended"
-        return f"{'; '.join(told)}: {why}, while rank {self.rank} waited in {where}"
+        speaker = min(rank for rank in range(self.size) if rank not in silent)
+        return f"{'; '.join(told)}: {why}, while rank {self.rank} waited in {where}", speaker
 
 
 ALONE = Ranks(Place())
 _joined: Ranks | None = None
+
+
+def have_met() -> bool:
+    """Return whether this process knows the other ranks."""
+    return _joined is not None
 
 
 def join(device: str, timeout: float) -> Ranks:
@@ -307,7 +322,8 @@ def _meet(where: Place, device: str, timeout: float) -> Ranks:
     try:
         store, _, _ = next(rendezvous(f"env://?rank={where.rank}&world_size={where.size}", timeout=limit))
     except (RuntimeError, ValueError) as error:
-        raise RankError(f"rank {where.rank} cannot meet the others: {_first_line(str(error))}") from error
+        text = f"rank {where.rank} cannot meet the others: {_first_line(str(error))}"
+        raise RankError(text, where.rank) from error
     # torchrun's store may still hold the addresses of ranks that it has replaced.
     store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     ranks = Ranks(where, PrefixStore("feddpc/", store), timeout)

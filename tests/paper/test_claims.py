@@ -161,6 +161,11 @@ def test_several_comparisons_of_one_claim_are_corrected():
     assert judge([]) == "cannot be told"
 
 
+def page(rows):
+    """The page of a study with these rows."""
+    return documents.pages([PaperStudy("digits", "tiny", "short", rows)], "images")["reproduction-digits.md"]
+
+
 def test_where_ours_stands_is_said_only_where_seeds_decide():
     ours = row("table2", "feddpc", [0.50, 0.52, 0.51], text="FedDPC")
     rivals = [
@@ -171,12 +176,12 @@ def test_where_ours_stands_is_said_only_where_seeds_decide():
     ]
     places = {"above": ["FedProx"], "below": ["FedCM"], "not to be told from": ["FedGA", "FedExP"]}
     assert standing(compare(ours, rivals, "best")) == places
-    told = documents.render([PaperStudy("digits", "tiny", "short", [ours, *rivals])], "images")
+    told = page([ours, *rivals])
     assert "Decided over 3 seeds: FedDPC is above FedProx; below FedCM; not to be told from FedGA / FedExP." in told
     alone = row("table2", "feddpc", [0.5], text="FedDPC")
-    told = documents.render([PaperStudy("digits", "tiny", "short", [alone, *rivals])], "images")
+    told = page([alone, *rivals])
     assert "One seed: nothing is decided." in told
-    told = documents.render([PaperStudy("digits", "tiny", "short", [ours, rivals[2]])], "images")
+    told = page([ours, rivals[2]])
     assert "Over 3 seeds nothing is decided." in told
 
 

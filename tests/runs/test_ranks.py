@@ -132,6 +132,24 @@ def test_two_processes_give_the_records_of_one(tmp_path, start):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--cohort", "0"], "error: cohort = 0"),
+        (["--method", "fedfoo"], "error: unknown method 'fedfoo'"),
+        (["--out", "/dev/null/x"], "rank 0, making the run folder: /dev/null/x"),
+    ],
+    ids=["before the ranks meet", "on every rank", "on rank 0"],
+)
+def test_a_mistake_is_told_once(words, text):
+    done = feddpc("--ranks", "3", *words)
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1, done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.processes
 def test_another_number_of_processes_goes_on(tmp_path):
     how = ["--method", "fedvarp", "--client-memory", "disk", "--out"]
     assert feddpc("--rounds", "6", *how, str(tmp_path / "whole")).returncode == 0
@@ -149,7 +167,7 @@ def test_another_number_of_processes_goes_on(tmp_path):
     [
         ("kill", "rank 1, last seen in round 3"),
         ("raise", "rank 1 has failed: ValueError: oh dear"),
-        ("hang", "did not answer within 5 s"),
+        ("hang", "rank 1, last seen in round 3 (evaluating): did not answer within 5 s"),
         ("drift", "has another model|no two ranks have one model"),
     ],
 )

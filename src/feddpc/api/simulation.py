@@ -168,4 +168,4 @@ def _execute(experiment: Experiment, method: Method, progress: bool, **how: Any)
     """Run an experiment, with a display if that is asked for; Ctrl-C ends it after the present round."""
     display, stop = make_display(progress), Stop()
     with stop.on_callers_interrupt(), display or nullcontext():
-        return execute(experiment, method=method, listener=display, stop=stop, **how)
+        return execute(experiment, method=method, listener=display, stop=stop, last_use=True, **how)

@@ -58,19 +58,31 @@ def _top(
     """Federated learning when clients' data differ and few clients show up."""
 
 
+def _is_speaker(error: FeddpcError) -> bool:
+    """Say whether this process prints an error that other ranks may have too."""
+    ranks = sys.modules.get("feddpc.ranks")
+    if ranks is None or not ranks.have_met():  # they cannot know of each other yet: one per machine
+        return not _number("LOCAL_RANK", "SLURM_LOCALID")
+    return _number("RANK", "SLURM_PROCID") == getattr(error, "speaker", 0)
+
+
+def _number(*names: str) -> int:
+    """Return the first whole number among some environment variables, else 0."""
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), 0)
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     # Large vectors on huge pages: a server step at 11 million parameters otherwise spends a quarter of its time on page
     # faults. Read by torch when it first allocates, so it must be set before; the library itself leaves it alone.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without the line of code that warned
-    rank = int(os.environ.get("RANK", "0"))
-    if rank:  # rank 0 says everything that all ranks have to say
+    if _number("RANK", "SLURM_PROCID"):  # rank 0 says everything that all ranks have to say
         warnings.simplefilter("ignore")
     try:
         app()
     except FeddpcError as error:
-        if not rank or type(error).__name__ != "RankError" or str(error).startswith("rank 0"):
+        if _is_speaker(error):
             typer.echo(f"error: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:

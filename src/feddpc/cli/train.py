@@ -100,6 +100,7 @@ def run(
             checkpoint_seconds=checkpoint_seconds,
             track=track or (),
             examine=rerun.examine if rerun else None,
+            last_use=True,
         )
     likeness = rerun.compare(outcome.records) if rerun else None
     if together.rank:

@@ -117,5 +117,7 @@ class Engine(ABC):
 
 
 def stack(states: Sequence[State]) -> State:
-    """Stack the states of single clients."""
+    """Stack the states of single clients; that of one client is not copied."""
+    if len(states) == 1:
+        return {key: x[None] for key, x in states[0].items()}
     return {key: torch.stack([s[key] for s in states]) for key in states[0]}

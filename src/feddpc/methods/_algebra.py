@@ -196,6 +196,17 @@ def residual_sum(c_m: Tensor, p_m: Tensor, x_md: Tensor, g_d: Tensor, *, into: T
     return total
 
 
+def descended(y_d: Tensor, lr: float, g_d: Tensor) -> Tensor:
+    """Return ``y - lr g`` in the memory of ``g``, in pieces that stay in cache.
+
+    >>> descended(torch.tensor([3.0, 4.0]), 0.5, torch.tensor([2.0, 0.0]))
+    tensor([2., 4.])
+    """
+    for b in _columns(y_d[None], CACHED if y_d.device.type == "cpu" else len(y_d)):
+        torch.sub(y_d[b], g_d[b].mul_(lr), out=g_d[b])
+    return g_d
+
+
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return finite numbers in ``dtype``; those beyond its largest become the largest, not infinite.
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from feddpc.methods._algebra import descended
 from feddpc.methods.description import Costs as Costs
 from feddpc.methods.description import Described
 from feddpc.methods.federated_data import FederatedData
@@ -29,7 +30,7 @@ from feddpc.methods.values import Cohort as Cohort
 from feddpc.methods.values import State as State
 from feddpc.methods.values import Step as Step
 from feddpc.methods.values import Transformed as Transformed
-from feddpc.tasks.base import Batch, BatchIndices, Task
+from feddpc.tasks.base import LARGE, Batch, BatchIndices, Task, by_autograd
 
 #: What a method may change before there is a federation.
 DATA_HOOKS = ("reserve", "adapt", "learn", "extend_data", "initial")
@@ -153,7 +154,13 @@ class Method(Described):
     def step(self, task: Task, y: Tensor, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """One local step: the new ``y`` and the value of the objective before it."""
         g, value = self.local_direction(task, y, batch, ctx)
+        if y.numel() >= LARGE and y.ndim == 1 and task.differentiate is by_autograd and self._follows_the_gradient:
+            return descended(y, ctx.lr, g), value  # nothing else uses this gradient
         return y - ctx.lr * g, value
+
+    @property
+    def _follows_the_gradient(self) -> bool:
+        return not (overrides(self, "correct") or overrides(self, "local_direction"))
 
     @property
     def needs_plain_steps(self) -> tuple[str, ...]:

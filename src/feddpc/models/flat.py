@@ -61,10 +61,29 @@ class Flat:
             return self.parameters(w[: self.d]) | self.buffers(w[self.d :])
         if self.together and usable(w.device) and not torch._C._functorch.is_batchedtensor(w):
             return self._laid_out(w)
-        views = {n: p.view(s) for n, p, s in zip(self.names, torch.split(w, self.sizes), self.shapes, strict=True)}
+        adds_up = w.requires_grad and w.is_leaf and w.grad is not None
+        views = self._leaves(w) if adds_up else self._views(w)
         if not self.together:
             return views
         return {n: p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p for n, p in views.items()}
+
+    def _views(self, w: Tensor) -> dict[str, Tensor]:
+        parts = torch.split(w, self.sizes)
+        return {n: part.view(s) for n, part, s in zip(self.names, parts, self.shapes, strict=True)}
+
+    def _leaves(self, w: Tensor) -> dict[str, Tensor]:
+        """Return views of ``w`` whose gradients are added to that of ``w`` in place, and not kept."""
+        assert w.grad is not None
+        gradients, leaves = self._views(w.grad), self._views(w.detach())
+        for name, leaf in leaves.items():
+            leaf.requires_grad_(True).grad = gradients[name]
+        return leaves
+
+    def share(self, w: Tensor) -> None:
+        """Let the module's own parameters be parts of ``w``, which has their values."""
+        parameters = dict(self.module.named_parameters())
+        for name, view in self._views(w).items():
+            parameters[name].data = view
 
     def _laid_out(self, w: Tensor) -> dict[str, Tensor]:
         """Return the parameters, those of convolutions and linear layers as matrix units want them."""

@@ -63,6 +63,12 @@ def numbers(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() for t in tensors)
 
 
+def _apart(state: State, w: Tensor) -> State:
+    """Return a state in which no tensor shares the memory of ``w``, which every round changes in place."""
+    memory = w.untyped_storage().data_ptr()
+    return {key: x.clone() if x.untyped_storage().data_ptr() == memory else x for key, x in state.items()}
+
+
 @dataclass
 class RunState:
     """Where a run stands: the model, all memories, and the last finished round."""
@@ -87,35 +93,40 @@ class RunState:
         optimizer: ServerOptimizer | None = None,
         statistics: Tensor | None = None,
         kept: bool = False,
+        own: bool = False,
     ) -> RunState:
-        """Return the state before round 1; ``w`` itself is left as it is.
+        """Return the state before round 1; ``w`` itself is left as it is, unless the run may have it as its ``own``.
 
         ``statistics`` are those of the first model, if its network measures some; ``kept``: every client has its own.
         """
         first = {} if optimizer is None else optimizer.initial(w)
-        own = {STATISTICS: statistics} if kept and statistics is not None else {}
+        local = {STATISTICS: statistics} if kept and statistics is not None else {}
         memory = f"{method.name}: a client's memory"
         return cls(
-            w=w.clone(),
-            server=method.init_server(w, population) | {SERVER_STATE + key: value for key, value in first.items()},
+            w=w if own else w.clone(),
+            server=_apart(method.init_server(w, population) | {SERVER_STATE + k: v for k, v in first.items()}, w),
             slots=ClientTable(
-                lambda: method.init_slot(w),
+                lambda: _apart(method.init_slot(w), w),
                 f"{method.name}: the server's memory of a client",
                 population,
                 placement,
                 "slots",
             ),
             statistics=None if statistics is None else statistics.clone(),
-            clients=ClientTable(lambda: method.init_client(w) | own, memory, population, placement, "clients"),
+            clients=ClientTable(
+                lambda: _apart(method.init_client(w) | local, w), memory, population, placement, "clients"
+            ),
         )
 
     @classmethod
-    def of(cls, experiment: Experiment, method: Method, placement: Placement = ON_DEVICE) -> RunState:
-        """Return the state of an experiment before round 1."""
+    def of(
+        cls, experiment: Experiment, method: Method, placement: Placement = ON_DEVICE, *, own: bool = False
+    ) -> RunState:
+        """Return the state of an experiment before round 1; ``own``: it may overwrite the experiment's first model."""
         task, policy = experiment.task, experiment.buffers(method)
         statistics = task.first_statistics if task.traits.statistics else None
         optimizer, population = experiment.policies.optimizer, len(experiment.population)
-        return cls.begin(method, experiment.w0, population, placement, optimizer, statistics, policy == "local")
+        return cls.begin(method, experiment.w0, population, placement, optimizer, statistics, policy == "local", own)
 
     def model(self, method: Method) -> Tensor:
         """Return the model that is evaluated and stored: parameters, and then the network's statistics."""

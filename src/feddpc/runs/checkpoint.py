@@ -272,7 +272,7 @@ def restore(saved: Saved, state: RunState, ranks: Ranks = ALONE) -> None:
                     f"the checkpoint's {key} has shape {tuple(saved.tensors[key].shape)}, not {tuple(tensor.shape)}"
                 )
         # Copies: what a file gives may lie at odd addresses, where vectorised sums add in another order.
-        placed = {k: saved.tensors[k].to(v.device, v.dtype, copy=True) for k, v in fresh.items()}
+        placed = {k: placed_like(saved.tensors[k], v) for k, v in fresh.items() if k != "w"}
         if BEST in saved.tensors:
             extra = 0 if state.statistics is None else len(state.statistics)
             state.best = placed_like(saved.tensors[BEST], state.w).view(len(state.w) + extra)
@@ -284,7 +284,7 @@ def restore(saved: Saved, state: RunState, ranks: Ranks = ALONE) -> None:
         raise RunFolderError(f"the checkpoint lacks {error}: it belongs to another method") from None
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise RunFolderError(f"the checkpoint cannot be used: {error}; restore it or start a new run") from None
-    state.w = placed["w"]
+    state.w.copy_(saved.tensors["w"])
     state.server = {k: placed[f"server.{k}"] for k in state.server}
     watched = {k.removeprefix(WATCHED): v for k, v in saved.tensors.items() if k.startswith(WATCHED)}
     state.watched = {k: v.to(state.w.device, copy=True) for k, v in watched.items()}

@@ -103,6 +103,7 @@ def execute(
     track: Track = (),
     examine: Callable[[Experiment], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    last_use: bool = False,
 ) -> Outcome:
     """Run ``experiment.config`` to its last round and return what came out.
 
@@ -112,7 +113,8 @@ def execute(
     it is ``extendable`` it leaves a checkpoint, from which it can be continued for more rounds.
     ``track`` names who else is told of the rounds; a resumed run goes on with those it had. ``examine`` sees what the
     method made of the experiment, and may raise, before anything is written. ``callbacks`` may stop the run; if one of
-    them raises an error, the round is kept and the run can be resumed.
+    them raises an error, the round is kept and the run can be resumed. ``last_use``: no other run needs the experiment,
+    and this one may overwrite its first model, which saves a copy.
     """
     stop = stop or Stop()
     asked = experiment.config
@@ -147,7 +149,7 @@ def execute(
             data_memory="device" if experiment.task.host is None else "host",
         )
         placement = Placement(kind, out / "checkpoint" if out is not None else None, part_of(ranks.rank, ranks.size))
-        state = RunState.of(experiment, method, placement)
+        state = RunState.of(experiment, method, placement, own=last_use)
         made_of = hashes_of(experiment) | _code(method, config) if out is not None or ranks.size > 1 else {}
     ranks.compare(versions() | made_of | {"configuration": numbers_digest(config)}, "version, data or configuration")
     folder: RunFolder | None = None

@@ -19,6 +19,8 @@ from feddpc.tasks.host_samples import HostSamples, Ints
 from feddpc.tasks.metrics import LOSS, Metric
 
 Objective = Callable[[Tensor], Tensor]
+#: From so many parameters on, copies of a model are saved even where that takes more code.
+LARGE = 1 << 24
 
 
 @contextmanager
@@ -71,12 +73,21 @@ class Batch(NamedTuple):
 
 
 def by_autograd(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and gradient by plain autograd: what the reference engine uses."""
+    """Value and gradient by plain autograd: what the reference engine uses.
+
+    The gradient of a large model is added up in place, one parameter after the other (see `Flat.parameters`): autograd
+    would hold all parameters' gradients, and a copy of them as one vector.
+    """
     leaf = y.detach().requires_grad_(True)
+    if leaf.numel() >= LARGE:
+        leaf.grad = torch.zeros_like(leaf)
     with torch.enable_grad():
         value = objective(leaf)
-    (gradient,) = torch.autograd.grad(value, leaf)
-    return value.detach(), gradient
+    if leaf.grad is None:
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return value.detach(), gradient
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach(), leaf.grad
 
 
 def by_transform(objective: Objective, y: Tensor) -> tuple[Tensor, Tensor]:

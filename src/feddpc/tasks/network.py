@@ -171,8 +171,10 @@ class NetworkTask(Task):
         return str(getattr(loss, "__name__", type(loss).__name__))
 
     def initial(self) -> Tensor:
-        """Return the module's parameters as the first global model."""
-        return self.flat.vector()
+        """Return the module's parameters as the first global model; they are parts of that from now on."""
+        w = self.flat.vector()
+        self.flat.share(w)
+        return w
 
     def fetch(self, rows: BatchIndices) -> Batch:
         """Gather, augment and scale the samples of ``rows`` on the device."""

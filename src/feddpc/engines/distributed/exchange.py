@@ -195,7 +195,7 @@ class Parts:
         finite = finite_rows(trained.uploads, trained.memory, {"loss": trained.loss})
         self._bad.append(torch.zeros(len(rows)) if finite is None else (~finite).cpu())
         uploads = dict(trained.uploads)
-        self._none = {key: x[:0] for key, x in uploads.items()}
+        self._none = {key: x.new_empty(0, *x.shape[1:]) for key, x in uploads.items()}  # a view would keep all
         if STATISTICS in uploads:
             self._measured.append(uploads.pop(STATISTICS))
         if finite is None:
