@@ -103,6 +103,7 @@ class Entrant(ABC):
             "round": whole,
             "training": statistics.median(self.training),
             "evaluation": statistics.median(w - t for w, t in zip(self.whole, self.training, strict=True)),
+            "fastest": min(self.whole),
             "slowest": max(self.whole),
             "rounds_a_second": 1 / whole,
             "speed": _ratio(base.whole, self.whole),
