@@ -132,7 +132,17 @@ def test_which_methods_are_plain_follows_from_what_they_do():
     plain = {name for name, method in VARIANTS.items() if sends_plain_updates(method)}
     assert plain == {
         *("feddpc", "feddpc streaming", "feddpc no scaling", "feddpc neither", "feddpc by steps", "feddpc exclude"),
-        *("feddpc soft", "feddpc keep", "fedavg", "fedexp", "fedexp pair", "fedexp code", "fedvarp", "clusterfedvarp"),
+        *(
+            "feddpc soft",
+            "feddpc keep",
+            "feddpc momentum",
+            "fedavg",
+            "fedexp",
+            "fedexp pair",
+            "fedexp code",
+            "fedvarp",
+            "clusterfedvarp",
+        ),
         *("mifa", "mifa wait", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
     }
     assert "FedNova" not in dropins()  # its server must know the numbers of local steps
