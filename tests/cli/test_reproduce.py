@@ -58,8 +58,8 @@ def test_table_2_again_and_in_part(feddpc, tmp_path):
     assert "Table 2, digits, shortened: 2 of the paper's 400 rounds" in printed
     assert "55.44" in printed  # the paper's, beside ours
     assert "What holds" in printed
-    assert printed.startswith("FedDPC is above  nothing")  # the summary comes first; one seed decides nothing
-    assert printed.splitlines()[2] == "It cannot be told from  alpha 0.2: FedCM"
+    assert printed.startswith("FedDPC is above: nothing")  # the summary comes first; one seed decides nothing
+    assert printed.splitlines()[2] == "It cannot be told from: alpha 0.2: FedCM"
     results = tmp_path / "runs" / "reproduce" / "digits" / "tiny-2-rounds"
     assert str(results.relative_to(tmp_path) / "report.html") in printed
     assert feddpc("table2", *QUICK, *FEW) == printed

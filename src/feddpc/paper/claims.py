@@ -80,10 +80,10 @@ def summary(study: PaperStudy, parts: Sequence[str]) -> list[str]:
             decided = standing(compare(ours, rivals, "best", known=corrected(study, alpha, "best")))
             for place, names in decided.items():
                 if names:
-                    places[place].append(f"alpha {alpha:g}: {', '.join(names)}")
+                    places[place].append(f"alpha {alpha:g}: {' / '.join(names)}")
     lines = ("FedDPC is above", "FedDPC is below", "It cannot be told from")
     texts = ["; ".join(names) or "nothing" for names in places.values()]
-    return [f"{line}  {text}" for line, text in zip(lines, texts, strict=True)] if any(places.values()) else []
+    return [f"{line}: {text}" for line, text in zip(lines, texts, strict=True)] if any(places.values()) else []
 
 
 def _compared(part: str, name: str) -> bool:

@@ -113,9 +113,13 @@ def _state(study: PaperStudy) -> list[str]:
     counts = sorted({len(row.scores) for row in rows})
     missing = [f"shortened: {study.short}"] if study.short else []
     if counts and counts[0] < SEEDS:
-        missing.append(f"{counts[0]} to {counts[-1]} seeds" if counts[0] < counts[-1] else f"{counts[0]} seed(s)")
+        missing.append(
+            f"{counts[0]} to {counts[-1]} seeds"
+            if counts[0] < counts[-1]
+            else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
+        )
     if absent := [label(name) for name in ROWS if name not in {row.name for row in rows}]:
-        missing.append(f"not run: {', '.join(absent)}")
+        missing.append(f"not run: {' / '.join(absent)}")
     if any(row.config.model == "resnet18" and row.config.model_options.get("init") != "torch" for row in rows):
         missing.append("its convolutions started as torchvision's, not as torch's")
     lengths = {row.config.rounds for row in study.part("grid")}

@@ -110,13 +110,13 @@ def describe(rounds: int, seeds: Sequence[int]) -> str:
     """Return the rungs in words.
 
     >>> describe(400, (0, 1))
-    'ladder: all settings 50 rounds, those above chance 100, the best 4 per method 200, the best 2 400 over 2 seeds'
+    'ladder, in rounds: all settings 50, those above chance 100, the best 4 per method 200, the best 2 400 over 2 seeds'
     """
     first, second, third, last = rungs(rounds, seeds)
     over = f" over {len(last.seeds)} seeds" if len(last.seeds) > 1 else ""
     return (
-        f"ladder: all settings {first.rounds} rounds, those above chance {second.rounds}, the best {second.kept} per "
-        f"method {third.rounds}, the best {third.kept} {last.rounds}{over}"
+        f"ladder, in rounds: all settings {first.rounds}, those above chance {second.rounds}, the best {second.kept} "
+        f"per method {third.rounds}, the best {third.kept} {last.rounds}{over}"
     )
 
 
