@@ -110,6 +110,18 @@ def test_a_ladder_of_cifar10_and_its_table_fit_into_a_third_of_a_megabyte(tmp_pa
         assert {k: before.scores[0][k] for k in keys} == pytest.approx({k: after.scores[0][k] for k in keys}, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "change", [{"rounds": 10**12}, {"rounds": 3}, {"correct": "%%"}, {"correct": "AAA="}, {"train_loss": [1]}]
+)
+def test_a_run_that_makes_no_sense_is_refused(tmp_path, change):
+    records.write(PaperStudy("digits", "tiny", "", [row("table2", "feddpc", [0.5], rounds=9)]), tmp_path / "r.json")
+    table = json.loads((tmp_path / "r.json").read_text())
+    table["runs"][0] |= change
+    (tmp_path / "r.json").write_text(json.dumps(table))
+    with pytest.raises(RunFolderError, match="holds no records"):
+        records.read(tmp_path / "r.json")
+
+
 def test_means_over_rounds_stay(tmp_path):
     """Loss, factor and cosine are kept as means over blocks: the mean of all rounds is that of the blocks."""
     config, rng = presets.preset("digits", rounds=61), np.random.default_rng(0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from feddpc.errors import BadInputError
+from feddpc.runs.stop import Stop
 from feddpc.study import InProcess, RunSpec, StudyPlan, run_study, run_sweep
 from feddpc.study.folder import RunResult, StudyFolder
 from feddpc.study.ladder import AROUND, Trial, beyond, climb, next_to, rungs, winner
@@ -198,6 +199,22 @@ def test_a_longer_run_continues_the_shorter_one(tmp_path):
     assert (short.status, short.rounds) == ("done", 3)
     assert numbers([short]) == numbers(run_study([spec(3)], tmp_path / "three"))
     assert (tmp_path / "grown" / "items" / spec(2).key / "rounds.jsonl").stat().st_mtime_ns == before
+
+
+def test_an_extension_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("feddpc.study.runner.POLL_SECONDS", 0.0)
+    run_study([spec(2)], tmp_path / "a")
+    stop = Stop()
+    (stopped,) = run_study(
+        [spec(12)],
+        tmp_path / "a",
+        stop=stop,
+        on_progress=lambda now: setattr(stop, "wanted", stop.wanted or now.rounds > 4),
+    )
+    assert stopped.status == "missing"
+    assert 2 < stopped.rounds < 12
+    assert numbers(run_study([spec(12)], tmp_path / "a")) == numbers(run_study([spec(12)], tmp_path / "b"))
+    assert records(tmp_path / "a") == records(tmp_path / "b")
 
 
 def test_without_its_checkpoint_a_run_begins_again(tmp_path):

@@ -37,6 +37,8 @@ _ACCURACIES = ("test_accuracy", "validation_accuracy")
 #: What is kept as means over blocks of rounds, and how many rounds a block has.
 _BLOCKS = ("train_loss", "mean_scale", "mean_cosine")
 _ROUNDS = 5
+#: Rounds that a run in a file has at most.
+_MOST = 1_000_000
 #: Stands for a round without evaluation among counts of correct answers.
 _NONE = 0xFFFF
 #: What most runs have in common.
@@ -255,6 +257,8 @@ def read_all(paths: Sequence[Path]) -> list[PaperStudy]:
 
 def _unpacked(about: dict[str, Any], config: Config, tested: int) -> StoredRun:
     rounds = int(about["rounds"])
+    if not 0 <= rounds <= _MOST:
+        raise ValueError(f"rounds = {rounds}")
     columns: dict[str, list[Any]] = {key: about[key] for key in _ACCURACIES if key in about}
     if "correct" in about:
         columns["test_accuracy"] = [None if count is None else count / tested for count in _decoded(about["correct"])]
