@@ -23,7 +23,7 @@ def stored(config, accuracy, *, loss=None, status="finished", seconds=0.5, **not
 
 def planned(part, name, *, text=None, alpha=0.2, seeds=(0, 1, 2), **config):
     method = "fedavg" if name == DOUBLED or name.startswith("step") else "feddpc"
-    method = name if name in (*published.METHODS, "fedavg") else method
+    method = name if name in (*published.METHODS, "fedavg", "fedavgm") else method
     made = presets.preset("digits", method, scale="tiny", alpha=alpha, **config)
     return PaperRow(part, alpha, name, text or name, made, tuple(seeds))
 
@@ -53,7 +53,7 @@ def table2(alpha=0.2, **accuracies):
     wiggle = (-0.01, 0.0, 0.01, 0.004, -0.004)
     rows = []
     for place, (name, mean) in enumerate(accuracies.items()):
-        name = name.replace("_x2", " x2")
+        name = name.replace("_", " ")
         best = [mean + w + 0.0005 * ((place + seed) % 3) for seed, w in enumerate(wiggle)]
         extra = {"mean_scale": 2.01, "mean_cosine": -0.1} if name == "feddpc" else {}
         rows.append(row("table2", name, best, text=label(name), alpha=alpha, **extra))
@@ -63,5 +63,5 @@ def table2(alpha=0.2, **accuracies):
 #: Means in the paper's order on CIFAR-10, alpha 0.2, far apart.
 PAPERS_ORDER = {
     **{"fedprox": 0.45, "fedexp": 0.60, "fedga": 0.50, "fedcm": 0.65, "fedvarp": 0.55, "feddpc": 0.70},
-    **{"fedavg": 0.45, "fedavg_x2": 0.68},
+    **{"fedavg": 0.45, "fedavg_x2": 0.68, "fedavgm": 0.62, "feddpc_momentum": 0.66},
 }

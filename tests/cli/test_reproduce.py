@@ -58,6 +58,8 @@ def test_table_2_again_and_in_part(feddpc, tmp_path):
     assert "Table 2, digits, shortened: 2 of the paper's 400 rounds" in printed
     assert "55.44" in printed  # the paper's, beside ours
     assert "What holds" in printed
+    assert printed.startswith("FedDPC is above: nothing")  # the summary comes first; one seed decides nothing
+    assert printed.splitlines()[2] == "It cannot be told from: alpha 0.2: FedCM"
     results = tmp_path / "runs" / "reproduce" / "digits" / "tiny-2-rounds"
     assert str(results.relative_to(tmp_path) / "report.html") in printed
     assert feddpc("table2", *QUICK, *FEW) == printed
@@ -78,7 +80,7 @@ def test_export_and_docs(feddpc, tmp_path):
     assert (tmp_path / "digits.json").read_text() == (tmp_path / folder / "records.json").read_text()
     printed = feddpc("docs", "digits.json", "--to", "docs/reproduction.md", "--images", "docs/images")
     assert "docs/reproduction.md" in printed
-    text = (tmp_path / "docs" / "reproduction.md").read_text()
+    text = (tmp_path / "docs" / "reproduction-digits.md").read_text()
     assert "images/digits-tiny-2-rounds/curves.png" in text
     with pytest.raises(RunFolderError, match=f"there are {folder}"):
         feddpc("export", "runs", "--to", "x.json", code=None)
@@ -102,7 +104,7 @@ def test_mistakes_say_what_to_do(feddpc, tmp_path, monkeypatch):
         (BadInputError, "write numbers with commas", ["table2", *QUICK, "--rates", "fast"]),
         (BadInputError, "unknown selection 'luck'", ["table2", *QUICK, "--select", "luck"]),
         (BadInputError, "must be whole numbers", ["table2", *QUICK, "--seeds", "0.5"]),
-        (BadInputError, "--alpha 0.3 --grid` first", ["table2", *QUICK, "--alpha", "0.3"]),
+        (BadInputError, "--alpha 0.3 --ladder` first", ["table2", *QUICK, "--alpha", "0.3"]),
     ]:
         with pytest.raises(error, match=words):
             feddpc(*args, code=None)

@@ -86,6 +86,23 @@ def test_from_grid_to_table(feddpc, tmp_path):
     assert "feddpc lam=0.5" in report
 
 
+def test_a_ladder_says_its_rungs_and_is_continued(feddpc, tmp_path):
+    """The plan keeps that it is a ladder, over two seeds by default; every method tries as many settings."""
+    text = feddpc("sweep", *GRID, *SMALL, "--ladder", "--out", "S")
+    assert "ladder, in rounds: all settings 1, those above chance 1, the best 4" in text
+    assert "feddpc: 4 settings x 2 seeds x 4 rounds" in text
+    assert "fedavg: 4 settings x 2 seeds x 4 rounds" in text
+    assert "warning: the methods have different budgets" not in text
+    files = {p: p.stat().st_mtime_ns for p in (tmp_path / "S" / "items").glob("*/rounds.jsonl")}
+    again = feddpc("sweep", "--out", "S")
+    assert rows(again) == rows(text)
+    assert {p: p.stat().st_mtime_ns for p in files} == files
+    assert rows(feddpc("sweep", "show", "S")) == rows(text)
+    shutil.rmtree(tmp_path / "S")
+    feddpc("sweep", *GRID, *SMALL, "--out", "S")
+    assert "ladder = True, was None" in feddpc("sweep", *GRID, *SMALL, "--ladder", "--out", "S", code=2)
+
+
 def test_the_best_of_the_grid_is_chosen(feddpc, tmp_path):
     told = json.loads(feddpc("sweep", *GRID, *SMALL, "--out", "S", "--json"))
     assert told["runs"] == {"done": 6}

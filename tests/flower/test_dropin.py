@@ -13,7 +13,7 @@ from feddpc import flower, methods
 from feddpc.errors import BadInputError
 from feddpc.flower.dropin import dropins
 from feddpc.flower.messages import ReplyTensors
-from feddpc.flower.plain_methods import sends_plain_updates
+from feddpc.flower.method_traits import sends_plain_updates
 from feddpc.methods.base import Cohort
 from feddpc.round.server_step import apply_step_
 from federations import NODES, Unreliable, W, move, plain_app, train, vector
@@ -132,6 +132,7 @@ def test_which_methods_are_plain_follows_from_what_they_do():
     plain = {name for name, method in VARIANTS.items() if sends_plain_updates(method)}
     assert plain == {
         *("feddpc", "feddpc streaming", "feddpc no scaling", "feddpc neither", "feddpc by steps", "feddpc exclude"),
+        "feddpc momentum",
         *("feddpc soft", "feddpc keep", "fedavg", "fedexp", "fedexp pair", "fedexp code", "fedvarp", "clusterfedvarp"),
         *("mifa", "mifa wait", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
     }

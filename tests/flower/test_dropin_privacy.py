@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from feddpc import flower, methods
 from feddpc.errors import BadInputError, RunFolderError
-from feddpc.flower import node_sampling
+from feddpc.flower import node_strategy
 from feddpc.methods.base import Cohort
 from feddpc.privacy import Mechanism, epsilon
 from feddpc.round.server_step import apply_step_
@@ -78,7 +78,7 @@ def test_the_model_is_that_of_the_simulators_mechanism(name, monkeypatch):
 
 def test_every_node_comes_by_a_coin_of_its_own():
     """Binomial numbers with mean n q and variance n q (1 - q); a fraction of the nodes would have no variance."""
-    counts = np.array([len(node_sampling.sample_by_coins(range(100), 0.3)) for _ in range(2000)])
+    counts = np.array([len(node_strategy.sample_by_coins(range(100), 0.3)) for _ in range(2000)])
     assert counts.mean() == pytest.approx(30, abs=5 * np.sqrt(21 / 2000))
     assert counts.var() == pytest.approx(21, rel=0.2)
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from feddpc import flower, methods
 from feddpc.engines.loop import Loop
 from feddpc.flower.secure.client import hide_sample_count, masked_training
-from feddpc.flower.secure.protocol import MODULUS, Encoding, masks
+from feddpc.flower.secure.encoding import MODULUS, Encoding
+from feddpc.flower.secure.protocol import masks
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from secure_sums import CLIENT_SIDE, CLIENTS, COHORT, SERVER_SIDE, Watched, cohort_of, federated, lenet, losing, plain

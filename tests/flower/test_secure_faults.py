@@ -18,7 +18,7 @@ from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError
 from feddpc.flower.messages import RefusedError
 from feddpc.flower.secure.client import check_bounds, require_min_cohort
-from feddpc.flower.secure.protocol import MODULUS, Encoding, summable
+from feddpc.flower.secure.encoding import MODULUS, Encoding, summable
 from secure_sums import CLIENTS, COHORT, Watched, cohort_of, federated, losing, plain
 from support import small_setting, tiny_net
 

@@ -31,7 +31,8 @@ from feddpc.flower.client_app_strategy import ClientAppStrategy
 from feddpc.flower.messages import REFUSED, REPLY, pack
 from feddpc.flower.method_strategy import MethodStrategy
 from feddpc.flower.secure import client as secure_client
-from feddpc.flower.secure.protocol import SECURE, check_reply
+from feddpc.flower.secure.encoding import SECURE
+from feddpc.flower.secure.protocol import check_reply
 from feddpc.flower.server import Reserve
 from feddpc.methods import create
 from feddpc.models.base import BodyAndHead

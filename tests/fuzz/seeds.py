@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from feddpc.config import EXECUTION_KEYS, Config
 from feddpc.data.dataset import FIELDS
 from feddpc.data.fetch import cache as data_cache
 from feddpc.federate import certificates
@@ -89,8 +90,16 @@ def seeds() -> dict[str, list[bytes]]:
     about = {"round": 1, "record_bytes": 0, "record_sha256": None, "file": files.STATE, "diverged": None}
     about |= {"meter": {"d": 3}, "sha256": hashlib.sha256(files.state()).hexdigest()}
     row = {"part": "table2", "alpha": 0.2, "name": "a", "label": "A", "seeds": [0], "config": {}, "runs": {"0": 0}}
-    run = {"status": "finished", "rounds": 1, "seconds": 0.1, "engine": "loop", "device": "cpu", "correct": [3]}
-    study = {"data": "digits", "scale": "small", "short": "", "origin": {}, "shared": {"rounds": 1}}
+    run = {"rounds": 1, "seconds": 0.1, "correct": "AwA=", "train_loss": [0.5]}
+    execution = {key: getattr(Config, key) for key in EXECUTION_KEYS}
+    study = {
+        "data": "digits",
+        "scale": "small",
+        "short": "",
+        "origin": {},
+        "usual_run": {"status": "finished", **execution},
+    }
+    study["usual"] = {"method": "fedavg", "rounds": 1, "hyper": {}}
     chosen = {"validation": {"lr": 0.1, "hyper": {"lam": 1.0}}}
     pictures = {f"{part}/{name}/0.png": _picture() for part in ("train", "test") for name in ("cat", "dog")}
     return {

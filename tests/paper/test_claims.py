@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 
 from feddpc.paper import documents, presets, published
-from feddpc.paper.claims import POORLY, findings, rounds_to
+from feddpc.paper.claims import POORLY, findings, rounds_to, summary
+from feddpc.paper.significance import paired
 from feddpc.paper.study import PaperStudy
+from feddpc.paper.study_spec import DOUBLED
 from feddpc.paper.verdicts import above, compare, judge, show_p, standing
 from made_up import PAPERS_ORDER, row, stored, table2
 
@@ -161,6 +163,11 @@ def test_several_comparisons_of_one_claim_are_corrected():
     assert judge([]) == "cannot be told"
 
 
+def page(rows):
+    """The page of a study with these rows."""
+    return documents.pages([PaperStudy("digits", "tiny", "short", rows)], "images")["reproduction-digits.md"]
+
+
 def test_where_ours_stands_is_said_only_where_seeds_decide():
     ours = row("table2", "feddpc", [0.50, 0.52, 0.51], text="FedDPC")
     rivals = [
@@ -171,12 +178,12 @@ def test_where_ours_stands_is_said_only_where_seeds_decide():
     ]
     places = {"above": ["FedProx"], "below": ["FedCM"], "not to be told from": ["FedGA", "FedExP"]}
     assert standing(compare(ours, rivals, "best")) == places
-    told = documents.render([PaperStudy("digits", "tiny", "short", [ours, *rivals])], "images")
+    told = page([ours, *rivals])
     assert "Decided over 3 seeds: FedDPC is above FedProx; below FedCM; not to be told from FedGA / FedExP." in told
     alone = row("table2", "feddpc", [0.5], text="FedDPC")
-    told = documents.render([PaperStudy("digits", "tiny", "short", [alone, *rivals])], "images")
+    told = page([alone, *rivals])
     assert "One seed: nothing is decided." in told
-    told = documents.render([PaperStudy("digits", "tiny", "short", [ours, rivals[2]])], "images")
+    told = page([ours, rivals[2]])
     assert "Over 3 seeds nothing is decided." in told
 
 
@@ -188,3 +195,33 @@ def test_each_claim_of_the_paper_names_its_line(study):
     found = findings(study)
     assert all((f.line is None) == ("control" in f.claim) for f in found)
     assert {f.part for f in found} == {"table2", "figure4", "figure5"}
+
+
+def test_the_summary_has_three_lines(study):
+    """What FedDPC is above, below, and cannot be told from: in Table 2; without it, in the figures."""
+    rows = [r for r in table2(**PAPERS_ORDER | {"fedcm": 0.80}) if r.name != DOUBLED]
+    rows.append(row("table2", DOUBLED, [0.5, 0.9, 0.7, 0.8, 0.6], text="FedAvg, step x2"))
+    lines = summary(PaperStudy("digits", "tiny", "", rows), ("grid", "table2"))
+    assert [line.partition(": ")[0] for line in lines] == [
+        "FedDPC is above",
+        "FedDPC is below",
+        "It cannot be told from",
+    ]
+    assert lines[1].endswith("alpha 0.2: FedCM")
+    assert "FedAvg, step x2" in lines[2]
+    assert summary(PaperStudy("digits", "tiny", ""), ("table2",)) == []
+    assert "projection only" in summary(study, ("figure4",))[0]
+    assert "lambda" in " ".join(summary(study, ("figure5",)))
+
+
+def test_a_comparison_has_one_p_value_in_all_parts():
+    """Of the same runs in Table 2 and figure 4: the family of Table 2 corrects it, and figure 4 takes that over."""
+    noisy = {"feddpc": [0.70, 0.72, 0.71], "fedprox": [0.60, 0.66, 0.61]}
+    rows = [row("table2", name, values, text=name) for name, values in noisy.items()]
+    rows.append(row("table2", DOUBLED, [0.68, 0.71, 0.69], text="FedAvg, step x2"))
+    rows += [dataclasses.replace(r, part="figure4") for r in rows if r.name in ("feddpc", DOUBLED)]
+    found = findings(PaperStudy("digits", "tiny", "", rows))
+    told = [f.numbers for f in found if "FedAvg, step x2" in f.numbers and "points over" in f.numbers]
+    best = {numbers.split("p ")[-1] for numbers in told if "+1.67" in numbers}
+    assert len(best) == 1
+    assert best != {show_p(paired(rows[0].values("best"), rows[2].values("best")).p) + ")"}

@@ -8,39 +8,43 @@ from feddpc.errors import BadInputError
 from feddpc.paper import planned_rows, published
 from feddpc.paper.study import PaperStudy
 from feddpc.paper.study_spec import DOUBLED, ROWS, PaperSpec, data_of
-from feddpc.paper.tuned import Setting, Tuned
+from feddpc.paper.tuned import MOMENTUM, Setting, Tuned
 from feddpc.study import RunSpec
 
 BEST = {name: {"test": Setting(0.1), "validation": Setting(0.01)} for name in ROWS}
 TUNED = Tuned("made up", {0.2: BEST, 0.6: BEST})
-DIGITS = PaperSpec("digits", "tiny", seeds=(0, 1))
+DIGITS = PaperSpec("digits", "tiny", seeds=(0, 1), select="test")
 
 
-def test_the_grid_is_the_papers():
-    lines = planned_rows.grid(PaperSpec("cifar10", "paper"))
-    counts = collections.Counter((line.alpha, line.name.partition(" lr=")[0]) for line in lines)
-    for alpha in (0.2, 0.6):
-        assert {name: counts[alpha, name] for name in ("fedprox", "fedexp", "fedga", "fedcm")} == dict.fromkeys(
-            ("fedprox", "fedexp", "fedga", "fedcm"), 20
-        )
-        assert [counts[alpha, name] for name in ("fedvarp", "feddpc", "fedavg", DOUBLED)] == [5, 5, 5, 5]
-    # 190 runs but for the control, as predicted.
-    assert sum(n for (_, name), n in counts.items() if name != DOUBLED) == 190
-    assert all(line.seeds == (0,) and line.config.validation == 0.1 for line in lines)
-    assert {line.config.rounds for line in lines} == {400}
-    assert len({(line.alpha, line.name) for line in lines}) == len(lines)
+def test_the_ladder_begins_with_the_papers_grid_and_as_many_settings_for_all():
+    spec = PaperSpec("cifar10", "paper")
+    for alpha in spec.alphas:
+        trials = planned_rows.ladder(spec, alpha)
+        counts = collections.Counter(trial.group for trial in trials)
+        assert counts == dict.fromkeys(ROWS, 20)
+        assert all(trial.config.validation == 0.1 and trial.config.alpha == alpha for trial in trials)
+        assert len({trial.label for trial in trials}) == len(trials)
+        for name in ROWS:
+            assert set(published.RATES) <= {t.config.lr for t in trials if t.group == name}
+        assert all((t.config.lr == t.config.server_lr) == (t.group != DOUBLED) for t in trials)
 
 
-def test_the_grid_tries_each_setting_once():
-    mine = [
-        line.config
-        for line in planned_rows.grid(PaperSpec("cifar10", "paper", alphas=(0.2,)))
-        if line.config.method == "fedcm"
-    ]
+def test_the_ladder_tries_each_setting_once():
+    mine = [t.config for t in planned_rows.ladder(PaperSpec("cifar10", "paper"), 0.2) if t.config.method == "fedcm"]
     assert sorted((c.lr, c.hyper["alpha"]) for c in mine) == sorted(
         (lr, value) for lr in (1, 0.1, 0.01, 0.001, 0.0001) for value in (1, 0.1, 0.01, 0.001)
     )
-    assert all(c.server_lr == c.lr for c in mine)
+
+
+def test_momentum_and_lambda_zero_are_tuned_with_the_same_budget():
+    trials = planned_rows.ladder(PaperSpec("cifar10", "paper"), 0.2)
+    momenta = {t.config.hyper["momentum"] for t in trials if t.group == "fedavgm"}
+    beyond = [t.config for t in trials if t.group == MOMENTUM]
+    assert len(momenta) == 4
+    assert {c.method for c in beyond} == {"feddpc"}
+    assert {c.hyper["lam"] for c in beyond} >= {0.0, 1.0}
+    assert all(c.hyper["momentum"] > 0 for c in beyond)
+    assert {t.config.hyper["momentum"] for t in trials if t.group == "feddpc"} == {0.0}
 
 
 def test_the_control_multiplies_the_server_step_alone():
@@ -82,7 +86,9 @@ def test_the_rate_of_the_ablation_is_the_papers_where_it_has_one():
 
 
 def test_a_setting_that_is_not_known_says_how_it_is_found():
-    with pytest.raises(BadInputError, match=r"run `feddpc reproduce table2 --data cifar100 --alpha 0.2 --grid` first"):
+    with pytest.raises(
+        BadInputError, match=r"run `feddpc reproduce table2 --data cifar100 --alpha 0.2 --ladder` first"
+    ):
         planned_rows.table2(PaperSpec("cifar100", "paper"), Tuned("nowhere"))
 
 
@@ -98,24 +104,11 @@ def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
         PaperStudy("cifar100", fast.slug, fast.short, planned_rows.table2(fast, TUNED)).title
         == "CIFAR-100, the paper's scale, bf16"
     )
-    assert "part of it: rates 0.1, values 0.1, 0.01" in asked.grid_words
-    assert len(planned_rows.grid(asked)) == 2 * (1 + 2)
-    assert {line.config.rounds for line in planned_rows.grid(asked)} == {100}
-    shorter = PaperSpec("cifar100", "paper", grid_rounds=60)
-    assert {line.config.rounds for line in planned_rows.grid(shorter)} == {60}
-    assert {line.config.rounds for line in planned_rows.table2(shorter, TUNED)} == {800}
-    assert ", 60 of the paper's 800 rounds, seed 0" in shorter.grid_words
-    assert (shorter.short, shorter.slug) == ("", "paper")  # the grid is not the result
-    assert (
-        PaperSpec("cifar100", "paper", changes={"rounds": 100}, grid_rounds=60).short == "100 of the paper's 800 rounds"
-    )
-    longer = PaperSpec("digits", "small", grid_rounds=400)
-    assert "of the paper's 400 rounds" not in longer.grid_words
-    assert longer.short == "60 of the paper's 400 rounds"
-    several = PaperSpec("digits", "tiny", grid_seeds=(3, 4))
-    assert {line.seeds for line in planned_rows.grid(several)} == {(3, 4)}
-    assert "seed 3, 4" in several.grid_words
-    assert "part of it" not in PaperSpec("cifar100", "paper").grid_words
+    assert "part of it: rates 0.1, values 0.1, 0.01" in asked.ladder_words
+    assert collections.Counter(t.group for t in planned_rows.ladder(asked, 0.2)) == {"feddpc": 1, "fedcm": 2}
+    several = PaperSpec("digits", "tiny", ladder_seeds=(3, 4))
+    assert "seeds 3, 4 on the last rung" in several.ladder_words
+    assert "part of it" not in PaperSpec("cifar100", "paper").ladder_words
     assert PaperSpec("digits", "tiny", changes={"rounds": 9}).short.endswith("rounds, 4 of 20 clients, a small MLP")
     assert PaperSpec("cifar10", "paper", changes={"rounds": 400}).short == ""
 

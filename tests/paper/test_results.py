@@ -16,6 +16,7 @@ from feddpc.runs.stored import load
 
 #: Two methods, two rounds, two settings.
 SMALL = {"alphas": (0.2,), "seeds": (0, 1), "changes": {"rounds": 2}, "rows": ("feddpc", "fedavg"), "rates": (0.3, 0.1)}
+SMALL |= {"ladder_seeds": (0,)}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def done(tmp_path_factory):
     """A grid and its Table 2, run once for all tests here."""
     spec = PaperSpec("digits", "tiny", **SMALL)
     folders = reproduction.Folders.of(tmp_path_factory.mktemp("out"), spec)
-    return spec, folders, reproduction.reproduce(spec, ("table2",), folders, grid=True)
+    return spec, folders, reproduction.reproduce(spec, ("table2",), folders, ladder=True)
 
 
 def run_folders(folders):
@@ -34,12 +35,15 @@ def test_a_grid_and_then_the_table_with_its_winners(done):
     spec, folders, report = done
     assert report.missing == []
     assert report.parts == ("grid", "table2")
-    assert len(run_folders(folders)) == 4 + 4  # two methods at two rates; two methods with two seeds
+    tried = len(report.study.part("grid"))
+    assert tried >= 4  # two methods at two rates, and the neighbours of the winners
+    assert len(run_folders(folders)) == tried + 4  # two methods with two seeds
     tuned = Tuned.read(folders.base / "tuned.json")
-    assert tuned.source == spec.grid_words
+    assert tuned.source == spec.ladder_words
     for row in report.study.part("table2"):
-        best = tuned.settings[0.2][row.name]["test"]
-        grid = {r.config.lr: r.estimate("best").mean for r in report.study.part("grid") if r.config.method == row.name}
+        best = tuned.settings[0.2][row.name]["validation"]
+        mine = [r for r in report.study.part("grid") if r.config.method == row.name and r.config.rounds == 2]
+        grid = {r.config.lr: r.estimate("validation").mean for r in mine}
         assert best.lr == row.config.lr == max(grid, key=grid.get)
         assert all(run.config.validation == 0 for run in row.runs.values())  # the table's runs train on everything
     assert all(path.is_file() for path in report.paths)
@@ -57,26 +61,28 @@ def test_a_grid_and_then_the_table_with_its_winners(done):
     assert "shortened: 2 of the paper's 400 rounds" in (folders.results / "results.md").read_text()
 
 
-def test_a_grid_of_other_rounds_takes_the_place_of_the_old(tmp_path):
-    """And what was found by which grid is told."""
+def test_a_later_ladder_takes_the_place_of_the_former(tmp_path):
+    """And what was found by which ladder is told."""
     folders = reproduction.Folders(tmp_path, tmp_path / "results")
     changes = {"alphas": (0.2,), "seeds": (0,), "changes": {"rounds": 2}, "rows": ("feddpc", "fedavg")}
-    first = PaperSpec("digits", "tiny", **changes, rates=(0.3, 0.1), grid_rounds=1)
-    reproduction.reproduce(first, ("table2",), folders, grid=True)
-    then = PaperSpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.1,))
-    report = reproduction.reproduce(then, ("table2",), folders, grid=True)
-    rows = [(row.config.method, row.config.lr, row.config.rounds) for row in report.study.part("grid")]
-    assert sorted(rows) == [("fedavg", 0.1, 1), ("fedavg", 0.3, 1), ("feddpc", 0.1, 2)]
+    changes |= {"ladder_seeds": (0,), "select": "test"}
+    first = PaperSpec("digits", "tiny", **changes, rates=(0.3, 0.1))
+    before = reproduction.reproduce(first, ("table2",), folders, ladder=True).study.part("grid")
+    then = PaperSpec("digits", "tiny", **changes | {"rows": ("feddpc",)}, rates=(0.01,))
+    report = reproduction.reproduce(then, ("table2",), folders, ladder=True)
+    rows = {row.name for row in report.study.part("grid")}
+    assert {row.name for row in before if row.config.method == "fedavg"} < rows
+    assert {name for name in rows if name.startswith("feddpc")} == {"feddpc lr=0.01"}
     told = Tuned.read(folders.base / "tuned.json").source
-    assert told == f"{then.grid_words}; for others, {first.grid_words}"
-    reproduction.reproduce(then, ("table2",), folders, grid=True)
+    assert told == f"{then.ladder_words}; for others, {first.ladder_words}"
+    reproduction.reproduce(then, ("table2",), folders, ladder=True)
     assert Tuned.read(folders.base / "tuned.json").source == told
 
 
 def test_nothing_is_run_twice(done):
     spec, folders, report = done
     before = run_folders(folders)
-    again = reproduction.reproduce(spec, ("table2",), folders, grid=True)
+    again = reproduction.reproduce(spec, ("table2",), folders, ladder=True)
     assert run_folders(folders) == before
     assert records.dumps(again.study) == records.dumps(report.study)
 
@@ -85,7 +91,7 @@ def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
     _, folders, _ = done
     wider = PaperSpec("digits", "tiny", **SMALL | {"seeds": (0, 1, 2)})
     elsewhere = reproduction.Folders(folders.base, tmp_path)
-    report = reproduction.reproduce(wider, ("table2",), elsewhere, report_only=True, grid=False)
+    report = reproduction.reproduce(wider, ("table2",), elsewhere, report_only=True)
     assert [(o.spec.name, o.status) for o in report.missing] == [
         ("FedDPC seed 2", "missing"),
         ("FedAvg seed 2", "missing"),
@@ -98,7 +104,7 @@ def test_what_is_missing_is_reported_and_run_when_asked(done, tmp_path):
 def test_an_unfinished_grid_chooses_nothing(done, tmp_path):
     spec, _, _ = done
     folders = reproduction.Folders.of(tmp_path, spec)
-    report = reproduction.reproduce(spec, ("table2",), folders, report_only=True, grid=True)
+    report = reproduction.reproduce(spec, ("table2",), folders, report_only=True, ladder=True)
     assert report.parts == ("grid",)
     assert len(report.missing) == 4
     assert not (folders.base / "tuned.json").exists()
@@ -109,7 +115,7 @@ def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
     stop = Stop()
     stop.wanted = True
     folders = reproduction.Folders.of(tmp_path, spec)
-    report = reproduction.reproduce(spec, ("figure4",), folders, stop=stop, grid=False)
+    report = reproduction.reproduce(spec, ("figure4",), folders, stop=stop)
     assert len(report.missing) == 8
     assert report.study.part("figure4")[0].runs == {}
 
@@ -117,7 +123,7 @@ def test_a_wish_to_stop_is_obeyed_and_the_rest_is_missing(done, tmp_path):
 def test_parts_are_kept_beside_each_other(done):
     _, folders, _ = done
     one_seed = PaperSpec("digits", "tiny", **SMALL | {"seeds": (0,)})
-    report = reproduction.reproduce(one_seed, ("figure4",), folders, grid=False)
+    report = reproduction.reproduce(one_seed, ("figure4",), folders)
     kept = records.read(folders.results / "records.json")
     assert {row.part for row in kept.rows} == {"grid", "table2", "figure4"}
     assert [len(row.runs) for row in kept.part("table2")] == [2, 2]
@@ -143,13 +149,17 @@ def test_the_document_is_made_from_records_alone(done, tmp_path):
     (tmp_path / "r.json").write_bytes((folders.results / "records.json").read_bytes())
     study = records.read(tmp_path / "r.json")
     paths = documents.write([study], tmp_path / "docs" / "reproduction.md", tmp_path / "docs" / "images")
-    text = paths[0].read_text()
+    (below,) = (path for path in paths if path.name == "reproduction-digits.md")
+    main, text = paths[0].read_text(), below.read_text()
     for table in tables.of_part(study, "table2"):
         assert table.markdown() in text
-    assert "## Digits, shortened: 2 of the paper's 400 rounds" in text
-    assert "Table 1, server costs" in text
-    assert "$" not in text  # everything was filled in
-    for path in paths[1:]:
+    assert text.startswith("# Digits, shortened: 2 of the paper's 400 rounds")
+    assert "Table 1, server costs" in (tmp_path / "docs" / "reproduction-costs.md").read_text()
+    assert "reproduction-digits.md" in main
+    assert "$" not in main + text  # everything was filled in
+    for path in paths:
+        if path.suffix != ".png":
+            continue
         assert f"]({os.path.relpath(path, paths[0].parent)})" in text
     before = {path: path.read_bytes() for path in paths}
     again = documents.write([records.read(tmp_path / "r.json")], paths[0], tmp_path / "docs" / "images")
@@ -186,9 +196,9 @@ def test_a_setting_that_cannot_be_run_does_not_stop_the_choice(done, tmp_path, m
         return plain(setting, **how)
 
     monkeypatch.setattr(workers, "execute", execute)
-    report = reproduction.reproduce(spec, (), folders, grid=True)
+    report = reproduction.reproduce(spec, (), folders, ladder=True)
     assert [(o.spec.config.lr, o.status) for o in report.missing] == [(0.3, "failed")]
-    assert Tuned.read(folders.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr == 0.1
+    assert Tuned.read(folders.base / "tuned.json").settings[0.2]["feddpc"]["test"].lr != 0.3
 
 
 def test_a_page_or_figure_that_cannot_be_made_is_listed_and_the_rest_is_there(done, tmp_path, monkeypatch):

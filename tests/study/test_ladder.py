@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from feddpc.errors import BadInputError
+from feddpc.runs.stop import Stop
 from feddpc.study import InProcess, RunSpec, StudyPlan, run_study, run_sweep
 from feddpc.study.folder import RunResult, StudyFolder
-from feddpc.study.ladder import BEYOND, Trial, beyond, climb, rungs, winner
+from feddpc.study.ladder import AROUND, Trial, beyond, climb, next_to, rungs, winner
 from feddpc.study.overrides import Overrides
 from feddpc.study.space import Space, equal_budgets
 from feddpc.study.sweep import choose_both, climb_plan, gather
@@ -50,24 +51,58 @@ def test_the_better_half_runs_longer():
     means = dict(zip(rates, (0.12, 0.40, 0.60, 0.70, 0.69, 0.50, 0.10), strict=True))
     run = Made(lambda lr, rounds, seed: means[lr] + (0.1 * seed if lr == 0.05 else 0))
     state = let_climb(rates, run)
-    assert [len(asked) for asked in run.asked] == [7, 5, 4, 4]  # two at chance: below 1.5 tenths
-    assert [sorted({r for _, r, _ in asked}) for asked in run.asked] == [[50], [100], [200], [400]]
-    assert {(lr, seed) for lr, _, seed in run.asked[-1]} == {(lr, seed) for lr in (0.1, 0.05) for seed in SEEDS}
-    assert all(seed == 0 for asked in run.asked[:-1] for _, _, seed in asked)
+    assert [len(asked) for asked in run.asked[:4]] == [7, 5, 4, 4]  # two at chance: below 1.5 tenths
+    assert [sorted({r for _, r, _ in asked}) for asked in run.asked[:4]] == [[50], [100], [200], [400]]
+    assert {(lr, seed) for lr, _, seed in run.asked[3]} == {(lr, seed) for lr in (0.1, 0.05) for seed in SEEDS}
+    assert all(seed == 0 for asked in run.asked[:3] for _, _, seed in asked)
+    assert {lr for lr, _, _ in run.asked[4]} == {0.02}  # the neighbour of the winner that had fallen off
     assert state.complete
     assert winner(state, "fedavg", "validation").values == {"lr": 0.05}  # seed 0 alone would choose 0.1
     assert [t.values["lr"] for t in state.at_chance] == [1.0, 0.01]
-    assert len(state.results) == 7 + 2
+    assert len(state.results) == 7 + 3  # two seeds of three of them
 
 
 def test_a_winner_at_an_end_has_its_neighbours_tried_until_it_is_inside():
     run = Made(lambda lr, rounds, seed: 0.9 - 0.1 * abs(np.log10(lr) - 1.0))  # best at rate 10
     state = let_climb([0.1, 0.01], run)
-    assert [t.values["lr"] for t in state.beyond] == [1.0, 10.0, 100.0]
+    assert {1.0, 10.0, 100.0} <= {t.values["lr"] for t in state.around}
     assert winner(state, "fedavg", "validation").values == {"lr": 10.0}
     assert all(r == ROUNDS for asked in run.asked[4:] for _, r, _ in asked)
-    endless = let_climb([0.1, 0.01], Made(lambda lr, rounds, seed: 0.5 + 0.01 * np.log10(lr)))
-    assert len(endless.beyond) == BEYOND
+    endless = Made(lambda lr, rounds, seed: 0.5 + 0.01 * np.log10(lr))
+    assert let_climb([0.1, 0.01], endless).complete
+    assert len(endless.asked) == 4 + AROUND
+
+
+def test_rates_between_those_of_the_grid_are_tried_next_to_the_winner():
+    """Best at 0.4, between 0.1 and 1: half-way, and then half-way again."""
+    run = Made(lambda lr, rounds, seed: 0.9 - 0.3 * abs(np.log10(lr / 0.4)))
+    state = let_climb([1.0, 0.1, 0.01, 0.001], run)
+    assert abs(np.log10(winner(state, "fedavg", "validation").values["lr"] / 0.4)) < 0.15
+    tried = sorted(t.values["lr"] for t in state.finalists)
+    assert len(tried) == len(set(tried))
+
+
+def test_neighbours_of_other_keys_are_those_of_the_grid_and_those_that_fell_off_run_to_the_end():
+    """A setting that starts slowly and fell off is found again if it is next to the winner."""
+
+    def two(group, values):
+        return Trial(group, values, config(lr=values["lr"], method="fedprox", hyper={"mu": values["mu"]}), str(values))
+
+    late = {(0.1, 1.0): 0.9, (0.1, 0.1): 0.8}
+    grid = [{"lr": lr, "mu": mu} for lr in (0.1, 0.05) for mu in (10.0, 1.0, 0.1, 0.01)]
+
+    class Slow(Made):
+        def result(self, spec):
+            key = (spec.config.lr, spec.config.hyper["mu"])
+            full = late.get(key, 0.5 if key[0] == 0.1 else 0.4)
+            value = 0.16 if key == (0.1, 1.0) and spec.config.rounds < ROUNDS else full
+            self.score = lambda *_: value
+            return super().result(spec)
+
+    trials = [two("fedprox", values) for values in grid]
+    state = climb(trials, ROUNDS, SEEDS, Slow(None), two)
+    assert winner(state, "fedprox", "validation").values == {"lr": 0.1, "mu": 1.0}
+    assert state.complete
 
 
 def test_what_is_outside_its_domain_is_no_neighbour():
@@ -80,7 +115,7 @@ def test_what_is_outside_its_domain_is_no_neighbour():
     trials = [make("fedavg", {"lr": lr}) for lr in (0.1, 0.05, 0.01)]
     state = climb(trials, ROUNDS, SEEDS, run, refuse)
     assert state.complete
-    assert not state.beyond
+    assert max(t.values["lr"] for t in state.finalists) == 0.1
 
 
 def test_what_diverged_or_failed_does_not_climb():
@@ -110,7 +145,9 @@ def test_runs_that_fall_off_are_named_once():
     let_climb(
         [1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01], Made(lambda lr, *_: 0.9 - abs(lr - 0.1) / 10), dropped=gone.append
     )
-    assert len({(s.config.lr, s.config.seed) for s in gone}) == len(gone) == 5 + 4  # two finalists with two seeds
+    rates = [s.config.lr for s in gone if s.config.rounds < ROUNDS]
+    assert len(set(rates)) == len(rates) == 5
+    assert {s.config.seed for s in gone if s.config.rounds == ROUNDS} == set(SEEDS)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4, 7, 60, 400, 800])
@@ -122,6 +159,8 @@ def test_rungs_never_fall(rounds):
 
 
 def test_neighbours():
+    assert next_to(["zero", "keep"], "zero", fill=False) == []
+    assert next_to([0.0, 0.5, 0.8], 0.5, fill=False) == [[0.0], [0.8]]
     assert beyond([0.0, 0.5, 0.8], 0.8) == [1.28, 0.92]
     assert beyond([2.0], 2.0) == []
     assert beyond([1.0, 0.9, 0.25], 1.0) == [4.0]  # not 1.1
@@ -160,6 +199,22 @@ def test_a_longer_run_continues_the_shorter_one(tmp_path):
     assert (short.status, short.rounds) == ("done", 3)
     assert numbers([short]) == numbers(run_study([spec(3)], tmp_path / "three"))
     assert (tmp_path / "grown" / "items" / spec(2).key / "rounds.jsonl").stat().st_mtime_ns == before
+
+
+def test_an_extension_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("feddpc.study.runner.POLL_SECONDS", 0.0)
+    run_study([spec(2)], tmp_path / "a")
+    stop = Stop()
+    (stopped,) = run_study(
+        [spec(12)],
+        tmp_path / "a",
+        stop=stop,
+        on_progress=lambda now: setattr(stop, "wanted", stop.wanted or now.rounds > 4),
+    )
+    assert stopped.status == "missing"
+    assert 2 < stopped.rounds < 12
+    assert numbers(run_study([spec(12)], tmp_path / "a")) == numbers(run_study([spec(12)], tmp_path / "b"))
+    assert records(tmp_path / "a") == records(tmp_path / "b")
 
 
 def test_without_its_checkpoint_a_run_begins_again(tmp_path):

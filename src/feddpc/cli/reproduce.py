@@ -61,25 +61,24 @@ def reproduce(
         str | None, _option("Numbers with commas between them. [default: 0.2,0.6; 0.2 for figures 4 and 5]")
     ] = None,
     seeds: Annotated[str, _option("Numbers with commas between them.")] = "0,1,2,3,4",
-    grid: Annotated[
+    ladder: Annotated[
         bool,
         _option(
-            "Run the paper's whole grid first, to find the best settings; or use settings that are known.",
-            "--grid/--tuned",
+            "Tune first: all settings of the paper's grid climb a ladder (docs/sweeps.md); or use known settings.",
+            "--ladder/--tuned",
         ),
     ] = False,
     select: Annotated[
-        str, _option("Use the settings that were best on: test, as in the paper, or validation (held out).")
-    ] = "test",
+        str, _option("Use the settings that were best on: validation (held out), or test, as in the paper.")
+    ] = "validation",
     scale: Annotated[
         str | None,
         _option("paper, small or tiny: shortened versions, which say so. [default: paper; small for digits]"),
     ] = None,
     methods: Annotated[str | None, _option("Only these rows of Table 2, with commas. [default: all]")] = None,
-    grid_seeds: Annotated[str, _option("Seeds of the grid; the paper has one.")] = "0",
-    grid_rounds: Annotated[int | None, _option("Rounds of the grid. [default: those of the table]", min=1)] = None,
-    rates: Annotated[str | None, _option("Only these rates of the grid.")] = None,
-    values: Annotated[str | None, _option("Only these values of the grid's second parameter.")] = None,
+    ladder_seeds: Annotated[str, _option("Seeds of the ladder's last rung; the first of them climbs alone.")] = "0,1",
+    rates: Annotated[str | None, _option("Rates of the ladder. [default: the paper's grid]")] = None,
+    values: Annotated[str | None, _option("Values of its second parameter. [default: the paper's grid]")] = None,
     processes: Annotated[
         int | None,
         _option(
@@ -112,8 +111,7 @@ def reproduce(
     chosen: dict[str, Any] = {
         "alphas": _numbers(alpha, "--alpha"),
         "seeds": tuple(flags.seed_numbers(seeds, None) or ()),
-        "grid_seeds": tuple(flags.seed_numbers(grid_seeds, None) or ()),
-        "grid_rounds": grid_rounds,
+        "ladder_seeds": tuple(flags.seed_numbers(ladder_seeds, None) or ()),
         "select": select,
         "rows": None if methods is None else tuple(flags.listed(methods, "--methods")),
         "rates": _numbers(rates, "--rates"),
@@ -140,7 +138,7 @@ def reproduce(
                     spec,
                     wanted[spec.data],
                     reproduction.Folders.of(out, spec),
-                    grid=grid,
+                    ladder=ladder,
                     report_only=report_only,
                     workers=_workers(spec.data, processes, count),
                     on_progress=progress,
@@ -215,10 +213,12 @@ def _workers(data: str, count: int | None, at_once: int) -> Workers:
 
 
 def _show(report: Report) -> None:
-    """Print the tables and findings of a report, and what is missing."""
+    """Print the summary, tables and findings of a report, and what is missing."""
     from rich.padding import Padding
     from rich.text import Text
 
+    for line in report.summary:
+        _console().print(line, style="bold", highlight=False, markup=False)
     for table in report.tables:
         _show_table(table)
     console, findings = _console(), report.findings

@@ -23,7 +23,6 @@ from feddpc.data import Dataset
 from feddpc.engines.loop import Loop
 from feddpc.errors import BadInputError, FeddpcError
 from feddpc.flower import versions
-from feddpc.flower.client_memory import Memory
 from feddpc.flower.messages import (
     NO_SETUP,
     REFUSED,
@@ -37,7 +36,7 @@ from feddpc.flower.messages import (
     read_arrays,
     unpack,
 )
-from feddpc.flower.node import Node, build_node
+from feddpc.flower.node import Memory, Node, build_node
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import require_asking
 from feddpc.task_parts import TaskParts, load_code

@@ -17,10 +17,8 @@ from feddpc.build import make_task
 from feddpc.config import Config
 from feddpc.data import Dataset
 from feddpc.flower.assets import ServerAssets
-from feddpc.flower.client_app_checks import check_quorum, check_rounds
-from feddpc.flower.client_evaluations import average_evaluations, read_evaluation
+from feddpc.flower.client_app_setup import check_quorum, check_rounds, learn_by_asking
 from feddpc.flower.client_registry import ClientRegistry, Ints, NodeClient, Record
-from feddpc.flower.learning import learn_by_asking
 from feddpc.flower.messages import (
     ExperimentSpec,
     RefusedError,
@@ -33,10 +31,10 @@ from feddpc.flower.messages import (
     tensor,
 )
 from feddpc.flower.method_strategy import MethodStrategy
+from feddpc.flower.method_traits import upload_template
 from feddpc.flower.received import Received
-from feddpc.flower.screening import Refusal, check_number
+from feddpc.flower.screening import Refusal, average_evaluations, check_number, read_evaluation
 from feddpc.flower.simulated_faults import replace_uploads, tamper
-from feddpc.flower.templates import upload_template
 from feddpc.methods.base import Cohort, State, overrides
 from feddpc.methods.federated_data import FederatedData
 from feddpc.policies import Policies

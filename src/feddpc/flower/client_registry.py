@@ -31,8 +31,8 @@ from feddpc.flower.messages import (
     read_arrays,
     unpack,
 )
+from feddpc.flower.method_traits import probe_template
 from feddpc.flower.screening import Bounds, Refusal, listed, screen_replies
-from feddpc.flower.templates import probe_template
 from feddpc.methods.base import Method, State
 
 T = TypeVar("T")

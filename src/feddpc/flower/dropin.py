@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from feddpc import methods
 from feddpc.flower.dropin_strategy import DropInStrategy
-from feddpc.flower.plain_methods import counts_steps, knows_clients, sends_plain_updates
+from feddpc.flower.method_traits import counts_steps, knows_clients, sends_plain_updates
 from feddpc.methods.base import Method
 
 

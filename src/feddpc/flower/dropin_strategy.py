@@ -20,8 +20,7 @@ from feddpc.checks import check_int, check_positive
 from feddpc.config import Config
 from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
-from feddpc.flower.dropin_checks import check_buffers, check_method, read_screen, refuse_other_settings
-from feddpc.flower.dropin_privacy import DropInPrivacy
+from feddpc.flower.dropin_settings import DropInPrivacy, check_buffers, check_method, read_screen, refuse_other_settings
 from feddpc.flower.layout import (
     POLICIES,
     BufferMean,
@@ -33,8 +32,8 @@ from feddpc.flower.layout import (
     store_buffers,
 )
 from feddpc.flower.messages import RefusedError, ReplyTensors, TooManyClientsError, only_record
+from feddpc.flower.method_traits import knows_clients, streams
 from feddpc.flower.node_strategy import NodeStrategy
-from feddpc.flower.plain_methods import knows_clients, streams
 from feddpc.flower.prometheus import address_of
 from feddpc.flower.quarantine import USUAL, usual_quarantine
 from feddpc.flower.received import Received

@@ -22,11 +22,10 @@ from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
 from feddpc.flower.layout import Layout
 from feddpc.flower.messages import NEVER, cast_note, unpack
-from feddpc.flower.metric_values import MetricValues
 from feddpc.flower.quarantine import Quarantine
-from feddpc.flower.run_log import INITIAL, RunLog, digest_arrays, digest_config
+from feddpc.flower.received import VoidRounds
+from feddpc.flower.run_log import INITIAL, MetricValues, RunLog, digest_arrays, digest_config
 from feddpc.flower.screening import Bounds, Refusal, shorten
-from feddpc.flower.void_rounds import VoidRounds
 from feddpc.methods.base import Method, State
 from feddpc.policies import Policies
 from feddpc.round.client_table import ClientTable

@@ -7,19 +7,22 @@ Subclasses exchange messages with clients: with an unchanged client app (``dropi
 from __future__ import annotations
 
 import datetime
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
+from types import FrameType
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
+from feddpc.errors import BadInputError
 from feddpc.flower.client_registry import Ints
 from feddpc.flower.federated_run import FederatedRun
 from feddpc.flower.messages import ReplyTensors
@@ -28,13 +31,14 @@ from feddpc.flower.prometheus import exported
 from feddpc.flower.received import Received
 from feddpc.flower.run_log import TRAINED, digest_config, naming_arguments
 from feddpc.flower.screening import Refusal, VoidRoundsError, describe_void_round
-from feddpc.flower.wrappers import refuse_privacy_wrappers
 from feddpc.methods.base import Cohort, State
 from feddpc.round.round import RoundRecord
 from feddpc.round.server_step import StepOutcome, server_step
 from feddpc.runs.best_model import BestModel
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+#: What Flower's privacy wrappers call on the strategy that they wrap, before any client trains.
+WRAPPER_CALLS = ("summary", "configure_train")
 
 
 class MethodStrategy(FederatedRun):
@@ -306,3 +310,29 @@ class MethodStrategy(FederatedRun):
                 self.run_log.end_round()
                 raise
         return record
+
+
+def refuse_privacy_wrappers(strategy: Strategy) -> None:
+    """Raise if a Flower wrapper for differential privacy calls ``strategy``.
+
+    Such a wrapper clips the replies and adds noise for that length. A method that stretches updates afterwards (FedDPC
+    by up to 1 + lambda), or stores them without noise, makes the noise too small for the promised epsilon. A wrapper
+    does not tell the strategy that it is there, but it is among the callers.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # Only the locals of these functions are read: reading others would keep replies in memory.
+        caller = frame.f_locals.get("self") if frame.f_code.co_name in WRAPPER_CALLS else None
+        if isinstance(caller, Strategy) and caller is not strategy and _adds_noise(caller):
+            raise BadInputError(
+                f"{type(caller).__name__} around {type(strategy).__name__}: it clips what clients send, and the method "
+                "changes the length of the updates afterwards, so the noise would be too small for the promised "
+                "epsilon. Give the strategy privacy={...}, which clips after the method, or wrap Flower's own FedAvg"
+            )
+        frame = frame.f_back
+
+
+def _adds_noise(strategy: Strategy) -> bool:
+    """Return whether a strategy is one of Flower's wrappers for differential privacy, or is written like them."""
+    names = (cls.__name__ for cls in type(strategy).__mro__)
+    return hasattr(strategy, "noise_multiplier") or any(name.startswith("DifferentialPrivacy") for name in names)

@@ -1,4 +1,4 @@
-"""One client's side of an experiment: its samples, the network on them, and what the server sent once."""
+"""One client's side of an experiment: samples, network, what the server sent once, and what it remembers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from logging import WARNING
+from pathlib import Path
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, Context
+from flwr.common.logger import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -18,7 +22,8 @@ from feddpc.data import Dataset
 from feddpc.data.batches import Planner
 from feddpc.data.partition import Partition
 from feddpc.data.scaling import Scaler
-from feddpc.flower.messages import MOST_SAMPLES, ExperimentSpec, RefusedError, model_tag
+from feddpc.errors import RunFolderError
+from feddpc.flower.messages import MOST_SAMPLES, NEVER, ExperimentSpec, RefusedError, arrays_of, model_tag, pack, unpack
 from feddpc.method_changes import adapt_module, cast_like, federated_data
 from feddpc.methods.base import Method, State
 from feddpc.methods.federated_data import FederatedData
@@ -26,8 +31,13 @@ from feddpc.methods.local_steps import with_optimizer
 from feddpc.models import check_supported
 from feddpc.models.flat import Flat
 from feddpc.policies import client_optimizer
+from feddpc.runs.checkpoint import load_model, save_model
+from feddpc.storage import make_folder
 from feddpc.task_parts import TaskParts
 from feddpc.tasks.network import NetworkTask
+
+#: The name of the record in a node's ``Context.state``.
+MEMORY = "feddpc.memory"
 
 
 @dataclass(frozen=True)
@@ -131,3 +141,45 @@ def check_model(network: nn.Module, layout: str) -> None:
         raise RefusedError(
             f"this node's frozen parameters ({frozen}) are not those of the server: load the same values on both"
         )
+
+
+class Memory:
+    """What a client remembers between its rounds, in ``Context.state``; ``file`` keeps a copy for restarts.
+
+    A client cannot know whether its reply counted: the server may have refused it, got it too late, or gone back to a
+    checkpoint. So the memory after a round is pending until the next message of the server, which says which of the
+    client's replies counted last. That memory is used, and any other is dropped.
+    """
+
+    def __init__(self, context: Context, file: Path | None) -> None:
+        self.context, self.file = context, file
+
+    def recall(self, method: Method, w: Tensor, accepted: int) -> State:
+        """Return the memory after round ``accepted``; the initial one if there is none, or if it is lost."""
+        fresh = method.init_client(w)
+        if not fresh:
+            return {}
+        held = arrays_of(self.context.state, MEMORY)
+        if not held and accepted != NEVER and self.file is not None and self.file.exists():
+            held = pack(load_model(self.file))
+            if foreign := [name for name in held if not name.partition(".")[0].isdecimal()]:  # no round, see `hold`
+                raise RunFolderError(f"{self.file} is no memory of a client (it holds {foreign[0]!r}): remove it")
+        prefix = f"{accepted}."
+        kept = ArrayRecord({name: array for name, array in held.items() if name.startswith(prefix)})
+        self.context.state[MEMORY] = kept
+        if kept:
+            return {name.removeprefix(prefix): value for name, value in unpack(kept, w.device).items()}
+        if accepted != NEVER:
+            log(WARNING, "this client's memory of round %d is lost: it starts from the initial one", accepted)
+        return fresh
+
+    def hold(self, round: int, state: State) -> None:
+        """Keep the memory after ``round`` as pending, together with the one that was recalled."""
+        if not state:
+            return
+        pending = pack({f"{round}.{key}": value for key, value in state.items()})
+        kept = ArrayRecord({**arrays_of(self.context.state, MEMORY), **pending})
+        self.context.state[MEMORY] = kept
+        if self.file is not None:
+            make_folder(self.file.parent)
+            save_model(self.file, unpack(kept))

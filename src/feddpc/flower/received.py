@@ -1,18 +1,27 @@
-"""The replies of a round after screening."""
+"""The replies of a round after screening, and void rounds in a row, which end a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flwr.app import RecordDict
 
+from feddpc.checks import check_int
 from feddpc.flower.client_registry import Ints
-from feddpc.flower.screening import Refusal
+from feddpc.flower.screening import Refusal, VoidRoundsError
 from feddpc.round.server_step import StepOutcome
 
 #: Why a reply does not count whose update is beyond the adaptive bound on norms.
 TOO_LONG = "its update is much longer than usual"
+#: What to do when replies were beyond the adaptive bound on norms.
+BOUND = (
+    ". If the updates that are much longer than usual are honest, as after a warm-up of the clients' rate: the bound "
+    "follows when most of the last replies are as long, so start again until then; or begin a run in another folder "
+    "with a larger bound, screen={'norm': ...}, one that follows sooner, screen={'norm': ..., 'window': ...}, or "
+    "screen=None"
+)
 
 
 @dataclass
@@ -55,3 +64,30 @@ class Received:
         """Return the nodes of some lists of clients, for a record."""
         every = sorted({client for part in clients for client in part})
         return {str(client): self.nodes[client] for client in every if client in self.nodes}
+
+
+class VoidRounds:
+    """The void rounds since the last round that counted, each with the reason of every reply."""
+
+    def __init__(self, most: int) -> None:
+        self.most = check_int("max_void_rounds", most, 1)
+        self.reasons: list[str] = []
+
+    def add(self, reason: str) -> None:
+        """Add a void round."""
+        self.reasons.append(reason)
+
+    def forget(self) -> None:
+        """Start counting again: a round counted, or a run begins."""
+        self.reasons = []
+
+    def check(self, folder: Path | None) -> None:
+        """Raise after too many in a row; ``folder`` is where the run is stored."""
+        if len(self.reasons) < self.most:
+            return
+        reasons = " | ".join(self.reasons)
+        begin = "start again" if folder is None else f"start again with folder = {str(folder)!r} to continue"
+        raise VoidRoundsError(
+            f"no reply counted in {len(self.reasons)} rounds in a row (max_void_rounds = {self.most}): "
+            f"{reasons}. Remove the cause and {begin}, or raise max_void_rounds{BOUND if TOO_LONG in reasons else ''}"
+        )

@@ -20,11 +20,14 @@ from torch import Tensor
 
 from feddpc.checks import check_int, check_positive
 from feddpc.errors import FeddpcError
-from feddpc.flower.messages import REFUSED, REPLY, RefusedError, TooManyClientsError, only_record
+from feddpc.flower.messages import REFUSED, REPLY, RefusedError, TooManyClientsError, expect, only_record
 from feddpc.methods._algebra import square
 from feddpc.methods.base import State
+from feddpc.tasks.metrics import LOSS, Metric
 
 T = TypeVar("T")
+#: The number of test samples of a client, and its metrics by name.
+Evaluation = tuple[int, dict[str, float]]
 #: How many characters of a text from another node are kept.
 SHORT = 500
 #: By how much the largest number of a type exceeds what a reply may state, so that sums over clients stay finite.
@@ -254,3 +257,25 @@ def _named(metrics: MetricRecord) -> bool:
 
 def _is_weight(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value <= LARGEST_WEIGHT
+
+
+def read_evaluation(content: RecordDict, bounds: Bounds, known: Sequence[Metric]) -> Evaluation:
+    """Return the number of test samples and the metrics of a client; only the loss is always defined."""
+    metrics = dict(only_record(content, MetricRecord))
+    examples = bounds.examples(metrics.pop("num-examples", None))
+    expect(metrics, [LOSS.name], "the evaluation", [metric.name for metric in known])
+    return examples, {name: check_number(name, value, torch.float64) for name, value in metrics.items()}
+
+
+def average_evaluations(evaluations: Iterable[Evaluation], known: Sequence[Metric]) -> dict[str, float]:
+    """Average every metric over the clients that have it, by their numbers of test samples.
+
+    >>> average_evaluations([(1, {"loss": 0.5}), (3, {"loss": 0.1})], [LOSS])
+    {'loss': 0.2}
+    """
+    evaluations, means = list(evaluations), {}
+    for name in (metric.name for metric in known):
+        measured = [(metrics[name], count) for count, metrics in evaluations if name in metrics]
+        if total := sum(count for _, count in measured):
+            means[name] = sum(value * (count / total) for value, count in measured)
+    return means

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 
 from feddpc.paper import published
 from feddpc.paper.significance import Estimate, estimate, paired
 from feddpc.paper.study import PaperRow, PaperStudy, accuracies
 from feddpc.paper.study_spec import DOUBLED, label
-from feddpc.paper.verdicts import Finding, above, compare, family, judge, show_differences
+from feddpc.paper.tuned import MOMENTUM
+from feddpc.paper.verdicts import (
+    Finding,
+    PValues,
+    above,
+    compare,
+    family,
+    judge,
+    p_values,
+    show_differences,
+    standing,
+)
 from feddpc.runs.stored import StoredRun
 
 #: "Performs very poorly" is read as: farther below lambda = 1 than this.
@@ -20,6 +31,8 @@ POORLY = 0.05
 COMPETITIVE = 1.1
 #: Where the paper makes its claims: line numbers of paper.tex.
 _RESULTS, _ANGLE, _ABLATION, _LAMBDA = 294, 185, 307, 321
+#: What figure 4 compares, with the line of the claim; the last is a control.
+_ABLATED = (("no scaling", "neither", _ABLATION), ("feddpc", "no scaling", _ABLATION), ("feddpc", DOUBLED, None))
 
 RowsByName = dict[str, PaperRow]
 
@@ -30,10 +43,52 @@ def findings(study: PaperStudy) -> list[Finding]:
     for alpha in study.alphas("table2"):
         judged += _table2(study, alpha)
     for alpha in study.alphas("figure4"):
-        judged += _ablation(study.scored("figure4", alpha))
+        judged += _ablation(study, alpha)
     for alpha in study.alphas("figure5"):
-        judged += _lambdas(study.scored("figure5", alpha))
+        judged += _lambdas(study, alpha)
     return judged
+
+
+def corrected(study: PaperStudy, alpha: float, measure: str) -> PValues:
+    """Return the p-value of every comparison on one measure: of Table 2, then of figure 4, then of figure 5."""
+    ours, others = study.ours_and_rivals(alpha)
+    if measure == "loss":
+        others = [row for row in others if row.name in published.METHODS]
+    table = [(ours, row) for row in others if measure != "mean"] if ours else []
+    ablation, lambdas = study.scored("figure4", alpha), study.scored("figure5", alpha)
+    figure4 = [(ablation[a], ablation[b]) for a, b, _ in _ABLATED if a in ablation and b in ablation]
+    tried = _by_lambda(lambdas)
+    steps = [(row, lambdas[step]) for lam, row in tried.items() if (step := f"step {1 + lam:g}") in lambdas]
+    figure5 = [(tried[a], tried[b]) for a, b in _lambda_pairs(tried)] + steps
+    return p_values([table, figure4, figure5 if measure == "best" else []], measure)
+
+
+def summary(study: PaperStudy, parts: Sequence[str]) -> list[str]:
+    """Return three lines: what FedDPC's best accuracy is above, what it is below, and what cannot be told.
+
+    They are about Table 2, or, where that is not among ``parts``, about figures 4 and 5.
+    """
+    shown = [part for part in ("table2", "figure4", "figure5") if part in parts][: 1 if "table2" in parts else None]
+    places: dict[str, list[str]] = {"above": [], "below": [], "not to be told from": []}
+    for part in shown:
+        for alpha in study.alphas(part):
+            rows = study.scored(part, alpha)
+            ours = rows.get("lambda 1" if part == "figure5" else "feddpc")
+            rivals = [row for row in rows.values() if row is not ours and _compared(part, row.name)]
+            if ours is None or not rivals:
+                continue
+            decided = standing(compare(ours, rivals, "best", known=corrected(study, alpha, "best")))
+            for place, names in decided.items():
+                if names:
+                    places[place].append(f"alpha {alpha:g}: {' / '.join(names)}")
+    lines = ("FedDPC is above", "FedDPC is below", "It cannot be told from")
+    texts = ["; ".join(names) or "nothing" for names in places.values()]
+    return [f"{line}: {text}" for line, text in zip(lines, texts, strict=True)] if any(places.values()) else []
+
+
+def _compared(part: str, name: str) -> bool:
+    """Whether a row is compared with FedDPC itself."""
+    return part == "table2" or (part == "figure4" and name != "neither") or name.startswith("lambda")
 
 
 def _table2(study: PaperStudy, alpha: float) -> list[Finding]:
@@ -42,16 +97,16 @@ def _table2(study: PaperStudy, alpha: float) -> list[Finding]:
     if ours is None:
         return []
     rivals = [rows[name] for name in published.METHODS if name in rows and name != "feddpc"]
-    others = [row for row in study.part("table2", alpha) if row is not ours]  # the family of the table of differences
+    known = {measure: corrected(study, alpha, measure) for measure in ("best", "last10", "loss")}
     where, judged = f"alpha {alpha:g}", []
     if rivals:
         best = f"{where}: FedDPC has the highest best accuracy of the paper's methods"
         loss = f"{where}: FedDPC's training loss falls faster than that of the others (mean over rounds)"
         on_all = [
-            above("table2", best, ours, rivals, line=_RESULTS, among=others),
-            _order(rows, alpha, study),
+            above("table2", best, ours, rivals, line=_RESULTS, known=known["best"]),
+            _order(rows, alpha, study, known["best"]),
             _fewer_rounds(f"{where}: FedDPC is at each rival's best accuracy in fewer rounds", ours, rivals),
-            above("table2", loss, ours, rivals, "loss", line=_RESULTS),
+            above("table2", loss, ours, rivals, "loss", _RESULTS, known["loss"]),
         ]
         judged += _unless_absent([label(name) for name in published.METHODS if name not in rows], on_all)
         time = f"{where}: FedDPC takes a competitive time per round"
@@ -61,11 +116,13 @@ def _table2(study: PaperStudy, alpha: float) -> list[Finding]:
     for rival, measure, words in (
         ("fedavg", "best", "a higher best accuracy than FedAvg"),
         (DOUBLED, "best", "a higher best accuracy than FedAvg with the server step doubled"),
+        ("fedavgm", "best", "a higher best accuracy than FedAvg with server momentum"),
+        (MOMENTUM, "best", "a higher best accuracy than with its lambda and momentum tuned"),
         (DOUBLED, "last10", "more over the last ten rounds than FedAvg with the server step doubled"),
     ):
         if rival in rows:
             claim = f"{where}, control: FedDPC has {words}"
-            judged.append(above("table2", claim, ours, [rows[rival]], measure, among=others))
+            judged.append(above("table2", claim, ours, [rows[rival]], measure, known=known[measure]))
     return judged
 
 
@@ -83,12 +140,18 @@ def _unless_absent(absent: Sequence[str], judged: Sequence[Finding]) -> list[Fin
     ]
 
 
-def _order(rows: RowsByName, alpha: float, study: PaperStudy) -> Finding:
-    """Each pair of methods is a comparison: the one that the paper has higher should be higher."""
+def _order(rows: RowsByName, alpha: float, study: PaperStudy, known: PValues) -> Finding:
+    """Each pair of methods is a comparison: the one that the paper has higher should be higher.
+
+    Pairs with FedDPC have the p-values of Table 2; the others, which nothing else compares, are a family.
+    """
     reported = study.reported(alpha)
     names = sorted((n for n in published.METHODS if n in rows), key=lambda n: -reported[n].accuracy)
     best = {name: rows[name].values("best") for name in names}
-    pairs = family([(rows[b].label, paired(best[a], best[b])) for a, b in combinations(names, 2)])
+    both = list(combinations(names, 2))
+    pairs = family([(rows[b].label, paired(best[a], best[b])) for a, b in both if "feddpc" not in (a, b)])
+    for a, b in both:
+        pairs += compare(rows[a], [rows[b]], "best", known=known) if "feddpc" in (a, b) else []
     alike = sum(pair.difference.mean > 0 for pair in pairs)
     ours = sorted(names, key=lambda n: -statistics.fmean(best[n].values()))
     return Finding(
@@ -152,13 +215,10 @@ def _with_spread(about: Estimate, digits: str) -> str:
     return f"{about.mean:{digits}}{spread}"
 
 
-def _ablation(rows: RowsByName) -> list[Finding]:
-    judged = []
-    for first, second, line in (
-        ("no scaling", "neither", _ABLATION),
-        ("feddpc", "no scaling", _ABLATION),
-        ("feddpc", DOUBLED, None),
-    ):
+def _ablation(study: PaperStudy, alpha: float) -> list[Finding]:
+    rows, judged = study.scored("figure4", alpha), []
+    known = {measure: corrected(study, alpha, measure) for measure in ("mean", "loss", "best")}
+    for first, second, line in _ABLATED:
         if first in rows and second in rows:
             a, b = rows[first], rows[second]
             kind = "" if line else "control: "
@@ -167,37 +227,50 @@ def _ablation(rows: RowsByName) -> list[Finding]:
                 ("loss", "lowers training loss faster (mean over rounds) than"),
                 ("best", "has a higher best accuracy than"),
             ):
-                judged.append(above("figure4", f"{kind}{a.label} {words} {b.label}", a, [b], measure, line))
+                claim = f"{kind}{a.label} {words} {b.label}"
+                judged.append(above("figure4", claim, a, [b], measure, line, known[measure]))
     return judged
 
 
-def _lambdas(rows: RowsByName) -> list[Finding]:
-    tried = {lam: rows[name] for lam in published.LAMBDAS if (name := f"lambda {lam:g}") in rows}
+def _by_lambda(rows: RowsByName) -> dict[float, PaperRow]:
+    return {lam: rows[name] for lam in published.LAMBDAS if (name := f"lambda {lam:g}") in rows}
+
+
+def _lambda_pairs(tried: Collection[float]) -> list[tuple[float, float]]:
+    """Return which values of lambda are compared: 1 with all, 2 with those up to 0.1, 0 with those below it."""
+    pairs = [(1.0, lam) for lam in tried if lam != 1.0]
+    pairs += [(2.0, lam) for lam in tried if lam <= 0.1] + [(0.0, lam) for lam in tried if lam < 0]
+    return [(a, b) for a, b in pairs if a in tried]
+
+
+def _lambdas(study: PaperStudy, alpha: float) -> list[Finding]:
+    rows, known = study.scored("figure5", alpha), corrected(study, alpha, "best")
+    tried = _by_lambda(rows)
     others = [row for lam, row in tried.items() if lam != 1.0]
     one, judged = tried.get(1.0), []
     if one is not None and others:
         absent = [f"lambda {lam:g}" for lam in published.LAMBDAS if lam not in tried]
         claim = "lambda = 1, which the paper takes, has the highest best accuracy"
-        judged += _unless_absent(absent, [above("figure5", claim, one, others, line=_LAMBDA)])
+        judged += _unless_absent(absent, [above("figure5", claim, one, others, line=_LAMBDA, known=known)])
     if 2.0 in tried and (low := [row for lam, row in tried.items() if lam <= 0.1]):
         claim = "lambda = 2 performs well: its best accuracy is above that of every lambda up to 0.1"
-        judged.append(above("figure5", claim, tried[2.0], low, line=_LAMBDA))
+        judged.append(above("figure5", claim, tried[2.0], low, line=_LAMBDA, known=known))
     for lam, row in tried.items():
         if lam < 0 and one is not None:
-            judged.append(_poorly(f"lambda = {lam:g} performs very poorly", row, one, others, _LAMBDA))
+            judged.append(_poorly(f"lambda = {lam:g} performs very poorly", row, one, known, _LAMBDA))
         if lam < 0 and 0.0 in tried:
             claim = f"control: accuracy breaks off below zero, at lambda = {lam:g}"
-            judged.append(_poorly(claim, row, tried[0.0], [row], None))
+            judged.append(_poorly(claim, row, tried[0.0], known, None))
     for lam, row in tried.items():
         if (step := rows.get(f"step {1 + lam:g}")) is not None:
             claim = f"control: lambda = {lam:g} has a higher best accuracy than FedAvg with its step times {1 + lam:g}"
-            judged.append(above("figure5", claim, row, [step]))
+            judged.append(above("figure5", claim, row, [step], known=known))
     return judged
 
 
-def _poorly(claim: str, row: PaperRow, better: PaperRow, among: Sequence[PaperRow], line: int | None) -> Finding:
-    """Judge "``row`` is far below ``better``"; the p that is shown is corrected for all rows ``among`` which it is."""
+def _poorly(claim: str, row: PaperRow, better: PaperRow, known: PValues, line: int | None) -> Finding:
+    """Judge "``row`` is far below ``better``"; the p that is shown is that of the comparison without the margin."""
     claim = f"{claim}: more than {100 * POORLY:g} points below {better.label}"
-    shown = [c for c in compare(better, among, "best") if c.rival == row.label]
+    shown = compare(better, [row], "best", known=known)
     verdict = judge(compare(better, [row], "best", POORLY))
     return Finding("figure5", claim, verdict, show_differences(shown, "best"), line)

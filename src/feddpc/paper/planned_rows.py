@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddpc.paper import published
@@ -10,6 +11,9 @@ from feddpc.paper.study import PaperRow
 from feddpc.paper.study_spec import DOUBLED, HELD_OUT, PaperSpec, label, times
 from feddpc.paper.tuned import Setting, Tuned
 from feddpc.report.groups import show
+from feddpc.runs.stored import StoredRun, load
+from feddpc.study import RunResult
+from feddpc.study.ladder import Trial
 
 
 def rows(parts: Sequence[str], spec: PaperSpec, tuned: Tuned) -> list[PaperRow]:
@@ -33,20 +37,34 @@ def table2(spec: PaperSpec, tuned: Tuned) -> list[PaperRow]:
     ]
 
 
-def grid(spec: PaperSpec) -> list[PaperRow]:
-    """Return all settings of the paper's grid: 90 per alpha, 5 of FedAvg and 5 of the control."""
-    planned = []
-    changes = {"validation": HELD_OUT} | ({"rounds": spec.grid_rounds} if spec.grid_rounds else {})
-    for alpha in spec.alphas:
-        for name in spec.rows:
-            key = published.TUNED.get(name)
-            for lr in spec.rates:
-                for hyper in [{key: value} for value in spec.values] if key else [{}]:
-                    words = " ".join(f"{k}={show(v)}" for k, v in {"lr": lr, **hyper}.items())
-                    config = spec.config(name, Setting(lr, hyper), alpha=alpha, **changes)
-                    texts = (f"{name} {words}", f"{label(name)} {words}")
-                    planned.append(PaperRow("grid", alpha, *texts, config, spec.grid_seeds))
-    return planned
+def ladder(spec: PaperSpec, alpha: float) -> list[Trial]:
+    """Return all settings that climb the ladder of one alpha, each row of Table 2 as a group."""
+    return [trial(spec, alpha, name, values) for name, mine in spec.settings().items() for values in mine]
+
+
+def trial(spec: PaperSpec, alpha: float, name: str, values: Mapping[str, Any]) -> Trial:
+    """Return one setting of a row of Table 2: a rate, and the hyper-parameters that are tuned."""
+    setting = Setting(values["lr"], {key: value for key, value in values.items() if key != "lr"})
+    config = spec.config(name, setting, alpha=alpha, validation=HELD_OUT)
+    words = " ".join(f"{k}={show(v)}" for k, v in values.items())
+    return Trial(name, values, config, f"{name} {words}")
+
+
+def climbed(alpha: float, one: Trial, results: Sequence[RunResult]) -> PaperRow:
+    """Return a setting with the runs of the highest rung that it reached."""
+    config = dataclasses.replace(one.config, rounds=results[0].spec.config.rounds)
+    text = f"{label(one.group)} {one.label.removeprefix(one.group).strip()}"
+    row = PaperRow("grid", alpha, one.label, text, config, tuple(result.spec.config.seed for result in results))
+    row.runs.update({r.spec.config.seed: until(load(r.path), config.rounds) for r in results if r.ended})
+    return row
+
+
+def until(run: StoredRun, rounds: int) -> StoredRun:
+    """Return a run up to a round; one that climbed on has more."""
+    if len(run.records) <= rounds:
+        return run
+    config, summary = dataclasses.replace(run.config, rounds=rounds), (run.summary or {}) | {"status": "finished"}
+    return dataclasses.replace(run, config=config, records=run.records[:rounds], summary=summary)
 
 
 def figure4(spec: PaperSpec, lr: float) -> list[PaperRow]:

@@ -7,6 +7,7 @@ holds the settings that a grid found best, ``OUT/DATA/SCALE`` the results: recor
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,11 @@ from typing import Any
 
 from feddpc.data import fetch
 from feddpc.errors import DataError
-from feddpc.paper import documents, figures, planned_rows, records, table1, tables
-from feddpc.paper.claims import findings
+from feddpc.paper import documents, figures, planned_rows, published, records, table1, tables
+from feddpc.paper.claims import findings, summary
 from feddpc.paper.study import PaperRow, PaperStudy, all_runs, joined
 from feddpc.paper.study_spec import PaperSpec
-from feddpc.paper.tuned import Tuned, known, setting_of, winners
+from feddpc.paper.tuned import Setting, Tuned, known, setting_of, winners
 from feddpc.paper.verdicts import Finding
 from feddpc.report.failures import noted
 from feddpc.report.page import write_page
@@ -28,6 +29,7 @@ from feddpc.runs.stored import load
 from feddpc.storage import make_folder, replace_text
 from feddpc.study import RunResult, RunSpec, run_study
 from feddpc.study.folder import StudyFolder
+from feddpc.study.ladder import climb, keep_checkpoint
 from feddpc.study.workers import Workers
 
 
@@ -82,12 +84,41 @@ def collect(
     return rows, [result for key, result in by_key.items() if key not in runs], spent
 
 
+def climb_ladder(
+    spec: PaperSpec, folders: Folders, *, report_only: bool = False, **options: Any
+) -> tuple[list[PaperRow], list[RunResult], bool, float]:
+    """Let all settings climb, one alpha after the other; with ``report_only`` nothing is run.
+
+    Return the settings with the runs of their highest rung, the runs that did not end, whether the ladder came to its
+    end, and the seconds that running took.
+    """
+    study, rows, missing, complete, spent = StudyFolder(folders.runs), [], [], True, 0.0
+
+    def run(specs: Sequence[RunSpec]) -> list[RunResult]:
+        nonlocal spent
+        found, began = [study.read(one) for one in specs], time.monotonic()
+        if not report_only and not all(result.ended for result in found):
+            found = run_study(specs, folders.runs, **options)
+            spent += time.monotonic() - began
+        return found
+
+    for alpha in spec.alphas:
+        make = functools.partial(planned_rows.trial, spec, alpha)
+        rounds = spec.config("fedavg", Setting(published.ABLATION_RATE)).rounds
+        drop = keep_checkpoint if report_only else study.drop_checkpoint
+        state = climb(planned_rows.ladder(spec, alpha), rounds, spec.ladder_seeds, run, make, dropped=drop)
+        rows += [planned_rows.climbed(alpha, one, mine) for one, mine in state.reached.items()]
+        missing += [result for result in state.results if not result.ended]
+        complete = complete and state.complete
+    return rows, missing, complete, spent
+
+
 def store_winners(spec: PaperSpec, rows: Sequence[PaperRow], folders: Folders) -> Tuned:
-    """Store the best settings of a grid, next to those that are stored for other alphas and methods."""
+    """Store the best settings of a ladder, next to those that are stored for other alphas and methods."""
     path = folders.base / "tuned.json"
     before = Tuned.read(path) if path.is_file() else Tuned("")
     settings = {alpha: dict(chosen) for alpha, chosen in before.settings.items()}
-    source = spec.grid_words
+    source = spec.ladder_words
     older = {(alpha, name) for alpha, chosen in settings.items() for name in chosen}
     if older - {(alpha, name) for alpha in spec.alphas for name in spec.rows}:
         source = before.source if before.source.startswith(source) else f"{source}; for others, {before.source}"
@@ -116,6 +147,11 @@ class Report:
         return [table for part in self.parts for table in tables.of_part(self.study, part)]
 
     @property
+    def summary(self) -> list[str]:
+        """What FedDPC is above, what it is below, and what cannot be told: three lines, or none without runs."""
+        return summary(self.study, self.parts)
+
+    @property
     def findings(self) -> list[Finding]:
         """The verdicts on the claims about these parts."""
         return [finding for finding in findings(self.study) if finding.part in self.parts]
@@ -124,6 +160,7 @@ class Report:
         """Return the report for JSON."""
         return {
             "title": self.study.title,
+            "summary": self.summary,
             "tables": [table.as_dict() for table in self.tables],
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "missing": self.describe_missing(),
@@ -140,12 +177,12 @@ def reproduce(
     parts: Sequence[str],
     folders: Folders,
     *,
-    grid: bool = False,
+    ladder: bool = False,
     report_only: bool = False,
     workers: Workers | None = None,
     **options: Any,
 ) -> Report:
-    """Run what the ``parts`` of a spec need, after its ``grid`` if asked for, and write all results.
+    """Run what the ``parts`` of a spec need, after its ``ladder`` if asked for, and write all results.
 
     ``workers`` and ``options`` go to :func:`run_study`; with ``report_only`` nothing is run.
     """
@@ -153,13 +190,14 @@ def reproduce(
     rows: list[PaperRow] = []
     missing: list[RunResult] = []
     tuned, done, spent = known(spec.data, folders.base), tuple(parts), 0.0
-    if grid:
-        rows, missing, spent = collect(planned_rows.grid(spec), folders, **options)
+    complete = True
+    if ladder:
+        rows, missing, complete, spent = climb_ladder(spec, folders, **options)
         done = ("grid", *parts)
-    if any(result.status == "missing" for result in missing):
-        done = ("grid",)  # an unfinished grid has no winners
+    if not complete:
+        done = ("grid",)  # an unfinished ladder has no winners
     else:
-        tuned = store_winners(spec, rows, folders) if grid else tuned
+        tuned = store_winners(spec, rows, folders) if ladder else tuned
         more, still_missing, seconds = collect(planned_rows.rows(parts, spec, tuned), folders, **options)
         rows, missing, spent = [*rows, *more], [*missing, *still_missing], spent + seconds
     origin = {

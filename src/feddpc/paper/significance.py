@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,16 @@ class Estimate:
     low: float | None = None  #: lower end of the 95 % t interval
     high: float | None = None
     p: float | None = None  #: of the two-sided t test that the mean is zero
+
+    def within(self, least: float, most: float) -> Estimate:
+        """Return the estimate with its interval cut to what is possible.
+
+        >>> estimate([0.9, 1.0, 0.95]).within(0.0, 1.0).high
+        1.0
+        """
+        if self.low is None or self.high is None:
+            return self
+        return dataclasses.replace(self, low=max(self.low, least), high=min(self.high, most))
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -15,6 +15,11 @@ from feddpc.paper.significance import Estimate, estimate
 from feddpc.report.groups import SeedGroup, status
 from feddpc.runs.stored import StoredRun
 
+#: The parts that have runs, in the order in which they are shown; ``grid`` is the tuning.
+PARTS = ("grid", "table2", "figure4", "figure5")
+#: Measures that are shares from 0 to 1.
+SHARES = ("best", "last10", "mean", "validation", "validated")
+
 
 @dataclass(frozen=True)
 class PaperRow:
@@ -53,9 +58,10 @@ class PaperRow:
         return {seed: measures[measure] for seed, measures in self.scores.items() if measure in measures}
 
     def estimate(self, measure: str) -> Estimate | None:
-        """Return mean and spread of a measure; None if no run has it."""
+        """Return mean and spread of a measure; None if no run has it. Intervals of shares stay within 0 and 1."""
         values = list(self.values(measure).values())
-        return estimate(values) if values else None
+        about = estimate(values) if values else None
+        return about.within(0.0, 1.0) if about and measure in SHARES else about
 
     @property
     def group(self) -> SeedGroup:
@@ -112,14 +118,12 @@ class PaperStudy:
 def joined(first: PaperStudy, then: PaperStudy) -> PaperStudy:
     """Return the rows of two studies of the same thing; where both have a row, that of ``then``.
 
-    A grid with another number of rounds replaces an earlier one: the settings of the two cannot be compared.
+    A later ladder of a row of Table 2 replaces an earlier one: the settings of the two cannot be compared.
     """
-    lengths = {(row.alpha, row.config.method): row.config.rounds for row in then.part("grid")}
-    rows = {
-        (row.part, row.alpha, row.name): row
-        for row in (*first.rows, *then.rows)
-        if row.part != "grid" or lengths.get((row.alpha, row.config.method), row.config.rounds) == row.config.rounds
-    }
+    again = {(row.alpha, tuned_row(row.name)) for row in then.part("grid")}
+    kept = [r for r in first.rows if r.part != "grid" or (r.alpha, tuned_row(r.name)) not in again]
+    rows = {(row.part, row.alpha, row.name): row for row in (*kept, *then.rows)}
+    ordered = sorted(rows.values(), key=lambda row: PARTS.index(row.part))
     origin = first.origin | then.origin
     if "machine" in first.origin and "machine" in then.origin:
         before = first.origin["machine"]
@@ -127,7 +131,16 @@ def joined(first: PaperStudy, then: PaperStudy) -> PaperStudy:
     origin.pop("spent", None)
     if "spent" in first.origin and "spent" in then.origin:  # otherwise it is unknown
         origin["spent"] = round(first.origin["spent"] + then.origin["spent"], 1)
-    return dataclasses.replace(then, rows=list(rows.values()), origin=origin)
+    return dataclasses.replace(then, rows=ordered, origin=origin)
+
+
+def tuned_row(name: str) -> str:
+    """Return the row of Table 2 that a setting of a ladder is a candidate for: its name before the values.
+
+    >>> tuned_row("fedprox lr=0.1 mu=1"), tuned_row("fedavg x2")
+    ('fedprox', 'fedavg x2')
+    """
+    return name.partition(" lr=")[0]
 
 
 def all_runs(rows: Iterable[PaperRow]) -> list[StoredRun]:

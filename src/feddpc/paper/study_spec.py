@@ -10,14 +10,22 @@ from feddpc import methods
 from feddpc.config import Config
 from feddpc.errors import BadInputError, unknown
 from feddpc.paper import presets, published
-from feddpc.paper.tuned import SELECTIONS, Setting, Tuned
+from feddpc.paper.tuned import MOMENTUM, SELECTIONS, Setting, Tuned
+from feddpc.study.space import equal_budgets
 
 #: FedAvg with the server step multiplied by (1 + lambda): about the step that FedDPC takes, without its projection.
 DOUBLED = "fedavg x2"
-#: Controls that the paper lacks, and all rows of Table 2.
-CONTROLS = ("fedavg", DOUBLED)
-ROWS = (*published.METHODS, *CONTROLS)
-#: Share of the training set that the grid holds out, to choose settings on.
+#: Controls that the paper lacks, and all rows of Table 2: the paper's, the controls, and one step beyond the paper.
+CONTROLS = ("fedavg", DOUBLED, "fedavgm")
+ROWS = (*published.METHODS, *CONTROLS, MOMENTUM)
+#: Rows that are a method under another name.
+METHOD_OF = {DOUBLED: "fedavg", MOMENTUM: "feddpc"}
+#: What is tried besides the rate where the paper has no grid: as many combinations as the other methods have values.
+COMBINATIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "fedavgm": tuple({"momentum": beta} for beta in (0.8, 0.9, 0.5, 0.95)),
+    MOMENTUM: tuple({"lam": lam, "momentum": beta} for lam, beta in ((0.0, 0.5), (0.0, 0.8), (1.0, 0.5), (0.5, 0.5))),
+}
+#: Share of the training set that the ladder holds out, to choose settings on.
 HELD_OUT = 0.1
 #: The parts whose runs each target needs; figures 1 to 3 show the runs of Table 2 as curves.
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -38,12 +46,11 @@ class PaperSpec:
     scale: str
     alphas: tuple[float, ...] = published.ALPHAS
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    select: str = "test"  #: a key of SELECTIONS
+    select: str = "validation"  #: a key of SELECTIONS; the paper chose on the test set
     rows: tuple[str, ...] = ROWS
-    grid_seeds: tuple[int, ...] = (0,)  #: the paper's
-    grid_rounds: int | None = None  #: instead of as many as the table's
-    rates: tuple[float, ...] = published.RATES  #: of the grid
-    values: tuple[float, ...] = published.VALUES  #: of the grid, for the second hyper-parameter
+    ladder_seeds: tuple[int, ...] = (0, 1)  #: of the last rung; the first of them climbs alone
+    rates: tuple[float, ...] = published.RATES  #: of the ladder
+    values: tuple[float, ...] = published.VALUES  #: of the ladder, for the paper's second hyper-parameter
     changes: dict[str, Any] = field(default_factory=dict)  #: values of other keys than the preset has: rounds, engine
 
     def __post_init__(self) -> None:
@@ -54,7 +61,7 @@ class PaperSpec:
         for name in self.rows:
             if name not in ROWS:
                 raise unknown("row of Table 2", name, ROWS)
-        for what in ("alphas", "seeds", "rows", "grid_seeds", "rates", "values"):
+        for what in ("alphas", "seeds", "rows", "ladder_seeds", "rates", "values"):
             given = getattr(self, what)
             if not given or len(set(given)) < len(given):
                 raise BadInputError(f"{what} = {', '.join(map(str, given))}: give at least one, and none twice")
@@ -63,14 +70,26 @@ class PaperSpec:
         """Return the configuration of a row of Table 2 at one setting."""
         values = {"scale": self.scale, "lr": setting.lr, "hyper": setting.hyper, **self.changes, **changes}
         if name == DOUBLED:
-            name, values["server_lr"] = "fedavg", times(1 + published.LAMBDA, setting.lr)
-        return presets.preset(self.data, name, **values)
+            values["server_lr"] = times(1 + published.LAMBDA, setting.lr)
+        return presets.preset(self.data, METHOD_OF.get(name, name), **values)
+
+    def settings(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what the ladder tries per row: as many settings for each, where finer rates can fill up."""
+        own = {}
+        for name in self.rows:
+            second: list[dict[str, Any]] = [{}]
+            if key := published.TUNED.get(name):
+                second = [{key: value} for value in self.values]
+            elif name in COMBINATIONS:
+                second = list(COMBINATIONS[name][: len(self.values)])
+            own[name] = [{"lr": lr, **hyper} for lr in self.rates for hyper in second]
+        return equal_budgets(own)
 
     def best(self, tuned: Tuned, alpha: float, name: str) -> Setting:
         """Return the best setting of a row, or raise with the command that finds it."""
         setting = tuned.settings.get(alpha, {}).get(name, {}).get(self.select)
         if setting is None:
-            command = f"feddpc reproduce table2 --data {self.data} --alpha {alpha:g} --grid"
+            command = f"feddpc reproduce table2 --data {self.data} --alpha {alpha:g} --ladder"
             raise BadInputError(
                 f"no setting of {name} on {self.data}, alpha = {alpha:g}, is recorded as best on {self.select}: run "
                 f"`{command}` first, with the same --out"
@@ -85,14 +104,10 @@ class PaperSpec:
     @property
     def short(self) -> str:
         """What is left out of the paper's experiment; empty if nothing."""
-        return self._left_out(self.rounds)
-
-    def _left_out(self, rounds: int | None) -> str:
-        """Describe what is left out with that many rounds, or with those of the scale."""
         cut, whole = presets.scales(self.data)[self.scale].short, presets.preset(self.data, scale="paper").rounds
-        if rounds is None:
+        if self.rounds is None:
             return cut
-        fewer = [] if rounds == whole else [f"{rounds} of the paper's {whole} rounds"]
+        fewer = [] if self.rounds == whole else [f"{self.rounds} of the paper's {whole} rounds"]
         return ",".join([*fewer, *cut.split(",")[1:]]).strip()
 
     @property
@@ -103,14 +118,14 @@ class PaperSpec:
         return "-".join(parts if precision == Config.precision else [*parts, precision])
 
     @property
-    def grid_words(self) -> str:
-        """The grid in words, for the file of its winners."""
+    def ladder_words(self) -> str:
+        """The ladder in words, for the file of its winners."""
         whole = self.rates == published.RATES and self.values == published.VALUES
         part = "" if whole else f" (part of it: rates {_listed(self.rates)}, values {_listed(self.values)})"
-        short = self._left_out(self.grid_rounds or self.rounds)
-        cut = f", {short}" if short else ""
+        cut = f", {self.short}" if self.short else ""
         held = f"{100 * HELD_OUT:g} % of the training set held out"
-        return f"the paper's grid{part} on {self.data}{cut}, seed {_listed(self.grid_seeds)}, {held}"
+        seeds = f"seed{'s' * (len(self.ladder_seeds) > 1)} {_listed(self.ladder_seeds)}"
+        return f"a ladder over the paper's grid{part} on {self.data}{cut}, {seeds} on the last rung, {held}"
 
 
 def _listed(values: Sequence[float]) -> str:
@@ -120,10 +135,10 @@ def _listed(values: Sequence[float]) -> str:
 def label(name: str) -> str:
     """Return the label of a row of Table 2.
 
-    >>> label("fedprox"), label(DOUBLED)
-    ('FedProx', 'FedAvg, step x2')
+    >>> label("fedprox"), label(DOUBLED), label(MOMENTUM)
+    ('FedProx', 'FedAvg, step x2', 'FedDPC, momentum')
     """
-    return "FedAvg, step x2" if name == DOUBLED else methods.get(name).title
+    return {DOUBLED: "FedAvg, step x2", MOMENTUM: "FedDPC, momentum"}.get(name) or methods.get(name).title
 
 
 def times(factor: float, lr: float) -> float:

@@ -8,17 +8,19 @@ from feddpc.data.specs import spec
 from feddpc.paper import published
 from feddpc.paper.significance import Estimate
 from feddpc.paper.study import PaperRow, PaperStudy
-from feddpc.paper.study_spec import CONTROLS, HELD_OUT, label
+from feddpc.paper.study_spec import CONTROLS, HELD_OUT, ROWS, label
 from feddpc.paper.tuned import base_name, setting_of, winners
 from feddpc.paper.verdicts import Finding, compare, show_p
 from feddpc.report.groups import show
 from feddpc.report.table import Table, percent
+from feddpc.study.choose import SCATTER
 
 #: What one row achieved, and the same with the paper's numbers in between.
 _OURS = ("best %", "95 % interval", "round", "last 10 %", "s/round")
 _BOTH = ("best %", "95 % interval", "paper %", "round", "paper's", "last 10 %", "s/round", "paper's s")
 #: The accuracy, in multiples of what guessing gives, below which a grid has hardly begun to tell settings apart.
 _BEGUN = 4
+_CHOICES = ("best on test", "test %", "best on validation", "test % there")
 _MEASURES = {"best": "best", "last10": "last 10"}
 _TITLES = {"figure4": "Figure 4, ablation", "figure5": "Figure 5, lambda"}
 
@@ -57,6 +59,28 @@ def table2(study: PaperStudy, alpha: float) -> Table:
     )
 
 
+def cells(studies: Sequence[PaperStudy]) -> Table:
+    """Return the best accuracies of all methods on the paper's data sets, ours beside the paper's, in one table."""
+    columns = [(s, alpha) for s in studies if s.data == s.paper_data for alpha in s.alphas("table2")]
+    texts = {label(name): [label(name)] for name in ROWS}
+    for study, alpha in columns:
+        rows, reported = study.scored("table2", alpha), study.reported(alpha)
+        for name in ROWS:
+            about = rows[name].estimate("best") if name in rows else None
+            seeds = f" ({about.count})" if about else ""
+            own = percent(about.mean, about.spread) if about else "-"
+            paper = f"{reported[name].accuracy:.2f}" if name in reported else "-"
+            texts[label(name)] += [f"{own}{seeds}", paper]
+    headings = [f"{published.TITLES[s.data]}{'*' if s.short else ''}, {alpha:g}" for s, alpha in columns]
+    return Table(
+        "cells",
+        "Best test accuracy in percent, mean ± standard deviation (seeds), and the paper's",
+        ("method", *(text for heading in headings for text in (heading, "paper"))),
+        list(texts.values()),
+        ["The number after a data set is alpha. An asterisk: shortened, so not comparable with the paper's column."],
+    )
+
+
 def differences(study: PaperStudy, alpha: float) -> Table | None:
     """Return how far FedDPC is above each other row, in points; None if FedDPC or all other rows lack runs."""
     ours, rivals = study.ours_and_rivals(alpha)
@@ -74,8 +98,8 @@ def differences(study: PaperStudy, alpha: float) -> Table | None:
     headings = [text for name in _MEASURES.values() for text in (name, "95 % interval", "p")]
     seeds = len(ours.scores)
     note = (
-        f"Paired over {seeds} seeds. p is two-sided, of the paired t test, after Holm's correction for {len(rivals)} "
-        "comparisons; the findings have the same p."
+        f"Paired over {seeds} seeds. p is two-sided, of the paired t test, after Holm's correction for the "
+        f"{len(rivals)} rows of this table; the findings have the same p."
     )
     return Table(
         f"comparisons-alpha{alpha:g}",
@@ -152,8 +176,10 @@ def _explanations(study: PaperStudy, alpha: float) -> list[str]:
         notes.append(f"The paper has no alpha {alpha:g}: its columns are of alpha {published.ALPHAS[0]:g}.")
     if study.short:
         notes.append(f"Shortened: {study.short}. The paper's columns are of its whole experiment.")
+    if apart := [row.label for row in study.part("table2", alpha) if _scatters(row, "best")]:
+        notes.append(f"Seeds scatter, standard deviation above {100 * SCATTER:g} points: {', '.join(apart)}.")
     if hardly_begun(study, alpha):
-        notes.append("The grid behind these settings had hardly begun to learn: they say little of the methods.")
+        notes.append("The tuning behind these settings had hardly begun to learn: they say little of the methods.")
     return notes
 
 
@@ -172,22 +198,28 @@ def grid(study: PaperStudy, alpha: float) -> Table:
     rows, cells = study.part("grid", alpha), []
     for name, chosen in winners(rows).items():
         tried = [row for row in rows if base_name(row) == name]
-        line = [label(name), str(sum(not row.missing for row in tried)), str(sum(bool(row.diverged) for row in tried))]
+        last = max(row.config.rounds for row in tried)
+        ended = [row for row in tried if not row.missing]
+        counts = (len(ended), sum(row.config.rounds == last for row in ended), sum(bool(r.diverged) for r in tried))
+        line = [label(name), *map(str, counts)]
         for selection, measure in (("test", "best"), ("validation", "validated")):
             row = chosen.get(selection)
             about = row and row.estimate(measure)
-            line += [setting(row), percent(about.mean)] if row and about else ["-", "-"]
+            line += [setting(row), percent(about.mean, about.spread)] if row and about else ["-", "-"]
         cells.append(line)
-    rounds = " or ".join(str(n) for n in sorted({row.config.rounds for row in rows}))
+    lengths = sorted({row.config.rounds for row in rows})
+    rounds = ", ".join(map(str, lengths))
+    climbed = f" Only settings that ran to the end, {lengths[-1]} rounds, can win." if len(lengths) > 1 else ""
     note = (
-        f"Runs of {rounds} rounds; {_tried(rows)}. Best on test, as the paper chose: the highest test accuracy of any "
-        f"round. Best on validation: setting and round are chosen on {100 * HELD_OUT:g} % of the training set that "
-        "is held out of training; the test accuracy is that of this round. A setting that diverged is not chosen."
+        f"Runs of {rounds} rounds; {_tried(rows)}.{climbed} Best on test, as the paper chose: the highest test "
+        f"accuracy of any round. Best on validation: setting and round are chosen on {100 * HELD_OUT:g} % of the "
+        "training set that is held out of training; the test accuracy is that of this round. A setting that diverged "
+        "is not chosen."
     )
     return Table(
         f"grid-alpha{alpha:g}",
-        f"Grid, {study.title}, alpha {alpha:g}",
-        ("method", "settings", "diverged", "best on test", "test %", "best on validation", "test % there"),
+        f"Tuning, {study.title}, alpha {alpha:g}",
+        ("method", "settings", "to the end", "diverged", *_CHOICES),
         cells,
         [note, *_cautions(study, alpha), *_gaps([row for row in rows if row.missing])],
         text_columns=frozenset({"best on test", "best on validation"}),
@@ -213,20 +245,26 @@ def _cautions(study: PaperStudy, alpha: float) -> list[str]:
     whole = max((row.config.rounds for row in study.part("table2", alpha)), default=0)
     if any(row.config.rounds < whole for row in rows):
         notes.append(f"The table has runs of {whole} rounds: a setting that is best early need not be the best then.")
-    rates = {name: chosen["test"].config.lr for name, chosen in winners(rows).items() if "test" in chosen}
+    best = {name: chosen["validation"] for name, chosen in winners(rows).items() if "validation" in chosen}
     for end, word in ((min, "lowest"), (max, "highest")):
-        outermost = end(row.config.lr for row in rows)
-        if at_end := [label(name) for name, lr in rates.items() if lr == outermost != end(published.RATES)]:
-            notes.append(
-                f"Best at the {word} rate that was tried, where the paper's grid goes on: {', '.join(at_end)}."
-            )
+        ends = {name: end(row.config.lr for row in rows if base_name(row) == name) for name in best}
+        if at_end := [label(name) for name, row in best.items() if row.config.lr == ends[name]]:
+            notes.append(f"Best on validation at the {word} rate that was tried: {', '.join(at_end)}.")
+    if apart := [label(name) for name, row in best.items() if _scatters(row, "validation")]:
+        notes.append(f"The seeds scatter by more than {100 * SCATTER:g} points at the winner of {', '.join(apart)}.")
     if names := hardly_begun(study, alpha):
         notes.append(
             f"Less than {_BEGUN} times what guessing gives ({percent(1 / spec(study.data).classes)} %): "
-            f"{', '.join(names)}. So early a grid can hardly tell rates apart, and the table may be far from what "
+            f"{', '.join(names)}. So early a ladder can hardly tell rates apart, and the table may be far from what "
             "these methods can do."
         )
     return notes
+
+
+def _scatters(row: PaperRow, measure: str) -> bool:
+    """Whether the seeds of a row are far apart."""
+    about = row.estimate(measure)
+    return about is not None and about.spread is not None and about.spread > SCATTER
 
 
 def hardly_begun(study: PaperStudy, alpha: float) -> list[str]:

@@ -11,13 +11,20 @@ from typing import Any
 
 from feddpc.errors import RunFolderError
 from feddpc.paper import published
-from feddpc.paper.study import PaperRow
+from feddpc.paper.study import PaperRow, tuned_row
 from feddpc.runs.record import read_json
 from feddpc.storage import replace_text
 
 #: How a setting is chosen from the grid: on the test set, as the paper did, or on samples held out of training. With
 #: the measure of a run whose mean over seeds is maximized.
 SELECTIONS = {"test": "best", "validation": "validation"}
+#: FedDPC with lambda, momentum and rate tuned: a row of Table 2 that goes beyond the paper.
+MOMENTUM = "feddpc momentum"
+#: The hyper-parameters that are tuned besides the rate, by row of Table 2.
+TUNED_KEYS = {name: (key,) for name, key in published.TUNED.items()} | {
+    "fedavgm": ("momentum",),
+    MOMENTUM: ("lam", "momentum"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Tuned:
             return cls(str(table["source"]), settings)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunFolderError(
-                f"{path} is no file of settings ({type(error).__name__}: {error}): remove it, and run with --grid again"
+                f"{path} is no file of settings ({type(error).__name__}: {error}): remove it, and run with --ladder"
             ) from None
 
 
@@ -71,11 +78,13 @@ def known(data: str, folder: Path) -> Tuned:
 
 
 def winners(rows: Sequence[PaperRow]) -> dict[str, dict[str, PaperRow]]:
-    """Return the best row of each method in a grid, by selection; equal scores go to the larger rate, tried first.
+    """Return the best row of each method, by selection and mean over seeds; of equal scores the first that was tried.
 
-    A setting that diverged is never chosen, whatever it had reached.
+    Only settings that ran as long as any of their method can win, and none that diverged, whatever it had reached.
     """
-    complete = [row for row in rows if not row.missing and not row.diverged]
+    longest = {name: max(r.config.rounds for r in rows if base_name(r) == name) for name in map(base_name, rows)}
+    ended = [row for row in rows if not row.missing and not row.diverged]
+    complete = [row for row in ended if row.config.rounds == longest[base_name(row)]]
     chosen: dict[str, dict[str, PaperRow]] = {}
     for selection, measure in SELECTIONS.items():
         scores = [(row, score.mean) for row in complete if (score := row.estimate(measure))]
@@ -85,11 +94,12 @@ def winners(rows: Sequence[PaperRow]) -> dict[str, dict[str, PaperRow]]:
 
 
 def base_name(row: PaperRow) -> str:
-    """Return the row of Table 2 that a grid row is a candidate for: the part of its name before the settings."""
-    return row.name.partition(" lr=")[0]
+    """Return the row of Table 2 that a row of the ladder is a candidate for."""
+    return tuned_row(row.name)
 
 
 def setting_of(row: PaperRow) -> Setting:
     """Return the tuned setting of a row."""
-    key = published.TUNED.get(row.config.method)
-    return Setting(row.config.lr, {key: row.config.hyper[key]} if key else {})
+    name = base_name(row)
+    keys = TUNED_KEYS.get(name if name in TUNED_KEYS else row.config.method, ())
+    return Setting(row.config.lr, {key: row.config.hyper[key] for key in keys})

@@ -3,11 +3,14 @@
 A comparison is decided by the paired t test over seeds at 5 %, with Holm's correction over the family of comparisons
 that it belongs to, so that a difference has one p-value wherever it is shown. A claim holds if every comparison is
 decided for it, does not hold if one is decided against it, and otherwise cannot be told from these seeds.
+
+The families, by alpha and measure: FedDPC with all other rows of Table 2; then what figure 4 compares; then what figure
+5 compares. A comparison of the same runs that was made before keeps its p-value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +18,11 @@ from feddpc.paper.significance import LEVEL, Estimate, holm, paired
 from feddpc.paper.study import PaperRow
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
+
+
+#: Two rows that are compared, and the corrected p-values of comparisons.
+Pair = tuple[PaperRow, PaperRow]
+PValues = Mapping[frozenset[str], float | None]
 
 
 @dataclass(frozen=True)
@@ -49,11 +57,34 @@ def family(differences: Sequence[tuple[str, Estimate | None]]) -> list[RivalComp
     return [RivalComparison(rival, difference, p) for (rival, difference), p in zip(known, corrected, strict=True)]
 
 
-def compare(ours: PaperRow, rivals: Sequence[PaperRow], measure: str, margin: float = 0.0) -> list[RivalComparison]:
-    """Compare ``ours`` with each rival, as one family: above it by more than ``margin``; below it, for the loss."""
+def compare(
+    ours: PaperRow, rivals: Sequence[PaperRow], measure: str, margin: float = 0.0, known: PValues | None = None
+) -> list[RivalComparison]:
+    """Compare ``ours`` with each rival: above it by more than ``margin``; below it, for the loss.
+
+    The rivals are one family, unless the p-values are ``known`` from larger ones.
+    """
     mine = {seed: value - margin for seed, value in ours.values(measure).items()}
-    theirs = [(rival.label, rival.values(measure)) for rival in rivals]
-    return family([(name, paired(v, mine) if measure == "loss" else paired(mine, v)) for name, v in theirs])
+    theirs = [(rival, rival.values(measure)) for rival in rivals]
+    found = [(rival, paired(v, mine) if measure == "loss" else paired(mine, v)) for rival, v in theirs]
+    if known is None:
+        return family([(rival.label, difference) for rival, difference in found])
+    return [RivalComparison(r.label, about, known[_pair(ours, r)]) for r, about in found if about is not None]
+
+
+def p_values(families: Sequence[Sequence[Pair]], measure: str) -> PValues:
+    """Return the corrected p-value of every comparison; one that is in several families belongs to the first."""
+    known: dict[frozenset[str], float | None] = {}
+    for pairs in families:
+        fresh = {key: (a, b) for a, b in pairs if (key := _pair(a, b)) not in known}
+        tests = [paired(a.values(measure), b.values(measure)) for a, b in fresh.values()]
+        known |= zip(fresh, holm([None if test is None else test.p for test in tests]), strict=True)
+    return known
+
+
+def _pair(a: PaperRow, b: PaperRow) -> frozenset[str]:
+    """Return what tells a comparison from others: the two configurations, whatever the rows are called."""
+    return frozenset(repr(row.config) for row in (a, b))
 
 
 def judge(comparisons: Sequence[RivalComparison]) -> Verdict:
@@ -79,11 +110,10 @@ def above(
     rivals: Sequence[PaperRow],
     measure: str = "best",
     line: int | None = None,
-    among: Sequence[PaperRow] | None = None,
+    known: PValues | None = None,
 ) -> Finding:
-    """Judge "``ours`` is above each rival", with p-values corrected for all rows ``among`` which the rivals are."""
-    labels = {row.label for row in rivals}
-    comparisons = [c for c in compare(ours, among or rivals, measure) if c.rival in labels]
+    """Judge "``ours`` is above each rival"; the rivals are one family, unless their p-values are ``known``."""
+    comparisons = compare(ours, rivals, measure, known=known)
     return Finding(part, claim, judge(comparisons), show_differences(comparisons, measure), line)
 
 

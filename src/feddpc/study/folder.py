@@ -160,10 +160,18 @@ class StudyFolder:
             (self.failed / f"{spec.key}.json").unlink(missing_ok=True)
 
     def drop_checkpoint(self, spec: RunSpec) -> None:
-        """Remove the checkpoint of an extendable run that will not be continued; its records stay."""
+        """Remove the checkpoint of an extendable run that will hardly be continued; its records stay."""
         with suppress(FolderInUseError, RunFolderError):
             lock = RunFolder.reopen(self.path(spec))
             shutil.rmtree(self.path(spec) / "checkpoint", ignore_errors=True)
+            lock.close()
+
+    def begin_again(self, spec: RunSpec) -> None:
+        """Remove an extendable run that has no checkpoint to continue from."""
+        path = self.path(spec)
+        if spec.extendable and is_run(path) and not (path / "checkpoint").exists():
+            lock = RunFolder.reopen(path)  # raises if another process has it
+            shutil.rmtree(path)
             lock.close()
 
     def set_aside(self, spec: RunSpec, *, only_damaged: bool) -> None:

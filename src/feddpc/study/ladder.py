@@ -6,8 +6,9 @@ A run that climbs is one run that is continued, so a rung costs only the rounds 
     the rest                 a quarter of the rounds
     the best four per group  half of the rounds
     the best two             all rounds, over all seeds; until then with the first seed
-    beyond                   where the winner is at an end of its grid, the neighbour beyond, as the last rung, until
-                             the winner is inside or three were tried
+    around                   the winner's neighbours, as the last rung: rates between those that were tried, the next
+                             values of other keys, and beyond the ends of the grid; until none of them is better, or
+                             three times
 
 Settings that compete make up a group: one method on one problem. Every group has the same rungs and, as far as its
 rate allows, the same number of settings.
@@ -26,7 +27,7 @@ from feddpc.errors import BadInputError, FeddpcError
 from feddpc.study.folder import RunResult, shared_metric
 from feddpc.study.plan import trial_score
 from feddpc.study.setup_cache import dataset
-from feddpc.study.space import rounded
+from feddpc.study.space import RATE, rounded
 from feddpc.study.spec import RunSpec
 from feddpc.tasks.metrics import ACCURACY
 
@@ -38,8 +39,10 @@ KEPT = (4, 2)
 CHANCE = 1.5
 #: How far a neighbour beyond is, as a factor, at least if the grid is as wide as that.
 STEP = 2.0
-#: How many neighbours beyond the grid are tried per group.
-BEYOND = 3
+#: Between two rates that are farther apart than this factor, one more is tried.
+GAP = 3.0
+#: How often the neighbours of the winner are tried.
+AROUND = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +110,13 @@ def describe(rounds: int, seeds: Sequence[int]) -> str:
     """Return the rungs in words.
 
     >>> describe(400, (0, 1))
-    'ladder: all settings 50 rounds, those above chance 100, the best 4 per method 200, the best 2 400 over 2 seeds'
+    'ladder, in rounds: all settings 50, those above chance 100, the best 4 per method 200, the best 2 400 over 2 seeds'
     """
     first, second, third, last = rungs(rounds, seeds)
     over = f" over {len(last.seeds)} seeds" if len(last.seeds) > 1 else ""
     return (
-        f"ladder: all settings {first.rounds} rounds, those above chance {second.rounds}, the best {second.kept} per "
-        f"method {third.rounds}, the best {third.kept} {last.rounds}{over}"
+        f"ladder, in rounds: all settings {first.rounds}, those above chance {second.rounds}, the best {second.kept} "
+        f"per method {third.rounds}, the best {third.kept} {last.rounds}{over}"
     )
 
 
@@ -125,7 +128,7 @@ class Climb:
     reached: dict[Trial, list[RunResult]] = field(default_factory=dict)
     finalists: list[Trial] = field(default_factory=list)  #: those that ran to the end
     at_chance: list[Trial] = field(default_factory=list)
-    beyond: list[Trial] = field(default_factory=list)  #: neighbours that the grid does not have
+    around: list[Trial] = field(default_factory=list)  #: neighbours of winners that ran to the end after them
     complete: bool = False  #: whether nothing is left to run
 
     @property
@@ -138,10 +141,10 @@ class Climb:
         lines = []
         for group in dict.fromkeys(trial.group for trial in self.trials):
             counts = {
-                "settings": [t for t in self.trials if t not in self.beyond],
+                "settings": self.trials,
                 "at chance": self.at_chance,
                 "ran to the end": self.finalists,
-                "of these beyond the grid": self.beyond,
+                "of these around the best": self.around,
             }
             told = {words: sum(trial.group == group for trial in mine) for words, mine in counts.items()}
             lines.append(f"{group}: " + ", ".join(f"{count} {words}" for words, count in told.items()))
@@ -174,7 +177,7 @@ def climb(
             for spec in trial.specs(rung.rounds, rung.seeds) if trial not in kept else ():
                 dropped(spec)
         alive = kept
-    state.complete = _look_beyond(state, rungs(rounds, seeds)[-1], run, make, by)
+    state.complete = _look_around(state, rungs(rounds, seeds)[-1], run, make, by)
     for trial in state.finalists if state.complete else ():
         for spec in trial.specs(rounds, seeds):
             dropped(spec)
@@ -222,14 +225,14 @@ def _at_chance(results: Sequence[RunResult], score: float | None) -> bool:
     return score is not None and score < CHANCE * guessed
 
 
-def _look_beyond(state: Climb, last: Rung, run: RunSpecs, make: MakeTrial, by: str) -> bool:
-    """Try neighbours of winners that are at an end of what was tried; return whether all of them are there."""
-    for _ in range(BEYOND):
+def _look_around(state: Climb, last: Rung, run: RunSpecs, make: MakeTrial, by: str) -> bool:
+    """Try the neighbours of the winners, and those of new winners; return whether all of them are there."""
+    for _ in range(AROUND):
         more = [trial for group in _groups(state) for trial in _neighbours(state, group, make, by)]
         if not more:
             return True
-        state.trials += more
-        state.beyond += more
+        state.trials += [trial for trial in more if trial not in state.trials]
+        state.around += more
         if _run_rung(state, more, last, run, by) is None:
             return False
         state.finalists = [*state.finalists, *more]
@@ -248,24 +251,53 @@ def winner(state: Climb, group: str, by: str) -> Trial | None:
 
 
 def _neighbours(state: Climb, group: str, make: MakeTrial, by: str) -> list[Trial]:
-    """Return the trials beyond the ends at which the winner of a group is, as far as they are allowed."""
+    """Return the trials next to the winner of a group that have not run to the end, as far as they are allowed."""
     best = winner(state, group, by)
+    if best is None:
+        return []
+    own = [trial for trial in state.trials if trial.group == group]
     found: list[Trial] = []
-    for key, value in best.values.items() if best else ():
-        tried = [trial.values for trial in state.trials if trial.group == group]
-        numbers = [values[key] for values in tried if key in values and type(values[key]) in (int, float)]
-        for candidate in beyond(numbers, value):
-            changed = {**best.values, key: candidate}  # type: ignore[union-attr]
-            if any(dict(values) == changed for values in tried):
-                break
-            try:
-                trial = make(group, changed)
-                trial.specs(1, (0,))[0].complete  # noqa: B018 -- raises if a value is outside its domain
-            except FeddpcError:
-                continue
-            found.append(trial)
-            break
+    for key, value in best.values.items():
+        tried = [t.values[key] for t in own if key in t.values and type(t.values[key]) in (int, float)]
+        for candidates in next_to(tried, value, fill=key == RATE):
+            for candidate in candidates:
+                values = {**best.values, key: candidate}
+                known = next((trial for trial in own if dict(trial.values) == values), None)
+                trial = known or _allowed(make, group, values)
+                if trial is not None:
+                    found += [] if trial in state.finalists else [trial]
+                    break
     return found
+
+
+def _allowed(make: MakeTrial, group: str, values: Mapping[str, Any]) -> Trial | None:
+    """Return the trial at some values; None if one is outside its domain."""
+    try:
+        trial = make(group, values)
+        trial.specs(1, (0,))[0].complete  # noqa: B018 -- raises if a value is outside its domain
+    except FeddpcError:
+        return None
+    return trial
+
+
+def next_to(tried: Sequence[float], value: float, *, fill: bool) -> list[list[float]]:
+    """Return what to try below and above a value: of each list the first that is allowed.
+
+    That is the next value that was tried, with ``fill`` one between where the next is far away, and what lies beyond
+    an end.
+
+    >>> next_to([1.0, 0.1, 0.01], 0.1, fill=True), next_to([1.0, 0.1, 0.01], 1.0, fill=False)
+    ([[0.0316], [0.316]], [[0.1], [10.0]])
+    """
+    if type(value) not in (int, float):
+        return []
+    row = sorted({*tried, value})
+    at = row.index(value)
+    around = []
+    for other in (*row[max(at - 1, 0) : at], *row[at + 1 : at + 2]):
+        far = fill and value > 0 and other > 0 and not 1 / GAP < other / value < GAP
+        around.append([rounded(math.sqrt(value * other), 3) if far else other])
+    return around + ([further] if (further := beyond(row, value)) else [])
 
 
 def beyond(tried: Sequence[float], value: float) -> list[float]:

@@ -132,6 +132,7 @@ def _attempt(spec: RunSpec, folder: StudyFolder, batch: RunBatch, on_round: OnRo
             return RunReport(spec.key, "ended")
         if result.damaged:
             folder.set_aside(spec, only_damaged=True)
+        folder.begin_again(spec)
         try:
             status = run()
         except FolderInUseError:

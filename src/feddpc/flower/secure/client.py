@@ -16,7 +16,8 @@ from feddpc.checks import check_int
 from feddpc.flower.client import Data, Model, client_app
 from feddpc.flower.messages import REFUSED, REPLY, ExperimentSpec, RefusedError, arrays_of, only_record, unpack
 from feddpc.flower.screening import Bounds
-from feddpc.flower.secure.protocol import LOSS_BOUND, SECURE, Encoding, masking_mod, summable
+from feddpc.flower.secure.encoding import LOSS_BOUND, SECURE, Encoding, summable
+from feddpc.flower.secure.protocol import masking_mod
 from feddpc.methods.base import Method, State
 
 T = TypeVar("T")

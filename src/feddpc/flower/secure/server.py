@@ -19,7 +19,8 @@ from feddpc.flower.client_registry import Ints
 from feddpc.flower.messages import RefusedError
 from feddpc.flower.received import Received
 from feddpc.flower.screening import Bounds
-from feddpc.flower.secure.protocol import SECURE, Encoding, ScreenedGrid, Summed, repeated, secure_mean, summable
+from feddpc.flower.secure.encoding import SECURE, Encoding, repeated, summable
+from feddpc.flower.secure.protocol import ScreenedGrid, Summed, secure_mean
 from feddpc.flower.server import server_app, strategy
 from feddpc.methods._algebra import residuals
 from feddpc.methods.base import Method, State
