@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from typing import IO
 GRACE = 10.0
 #: Seconds between two looks at the processes.
 POLL = 0.05
+#: In the environment of ranks that were started together: a folder in which one of them notes what it prints for all.
+PRINTED = "FEDDPC_PRINTED"
 #: Becomes the command in its arguments, which Linux then ends when its parent ends (PR_SET_PDEATHSIG = 1).
 _END_WITH_PARENT = """
 import ctypes, os, sys
@@ -58,11 +61,11 @@ def launch(
     The first Ctrl-C or SIGTERM is passed on, so that the ranks stop after their round; the second one ends them. A
     caller with handlers of its own says through ``stopping`` that they are to stop. ``output`` gets what they print.
     """
-    port = free_port()
+    port, printed = free_port(), tempfile.TemporaryDirectory(prefix="feddpc-ranks-")
     ranks = [
         subprocess.Popen(
             [*end_with_parent(), *command],
-            env=environment(rank, size, port),
+            env=environment(rank, size, port) | {PRINTED: printed.name},
             stdout=output,
             stderr=output,
             start_new_session=True,  # signals of the terminal reach this process only, which passes them on once
@@ -83,6 +86,7 @@ def launch(
         for rank in ranks:
             rank.kill()
             rank.wait()
+        printed.cleanup()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -22,6 +22,7 @@ from feddpc.ranks import ALONE
 from feddpc.round.round import run_round
 from feddpc.round.state import RunState
 from feddpc.tasks import base as tasks_base
+from feddpc.tasks import network as network_task
 from support import VARIANTS, blobs, enough_rounds, run_by_the_loop, run_rounds, setting_for
 
 
@@ -29,6 +30,7 @@ from support import VARIANTS, blobs, enough_rounds, run_by_the_loop, run_rounds,
 def all_models_are_large(monkeypatch):
     monkeypatch.setattr(tasks_base, "LARGE", 1)
     monkeypatch.setattr(methods_base, "LARGE", 1)
+    monkeypatch.setattr(network_task, "LARGE", 1)
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())

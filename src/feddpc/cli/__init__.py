@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,12 +59,25 @@ def _top(
     """Federated learning when clients' data differ and few clients show up."""
 
 
-def _is_speaker(error: FeddpcError) -> bool:
-    """Say whether this process prints an error that other ranks may have too."""
+def _tell(error: FeddpcError) -> None:
+    """Print an error, once if several ranks have the same one and can know that of each other."""
+    import hashlib  # here, since the command line's help imports this module
+
+    from feddpc.launch import PRINTED
+
     ranks = sys.modules.get("feddpc.ranks")
-    if ranks is None or not ranks.have_met():  # they cannot know of each other yet: one per machine
-        return not _number("LOCAL_RANK", "SLURM_LOCALID")
-    return _number("RANK", "SLURM_PROCID") == getattr(error, "speaker", 0)
+    rank, before = _number("RANK", "SLURM_PROCID"), ""
+    if ranks is not None and ranks.have_met():
+        if rank != getattr(error, "speaker", 0):
+            return
+    elif folder := os.environ.get(PRINTED):  # ranks that `feddpc --ranks` has started: the first one prints for all
+        try:
+            (Path(folder) / hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()).touch(exist_ok=False)
+        except FileExistsError:
+            return
+    elif rank:  # it may be the only one that fails
+        before = f"rank {rank}: "
+    typer.echo(f"error: {before}{error}", err=True)
 
 
 def _number(*names: str) -> int:
@@ -82,8 +96,7 @@ def main() -> None:
     try:
         app()
     except FeddpcError as error:
-        if _is_speaker(error):
-            typer.echo(f"error: {error}", err=True)
+        _tell(error)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -22,7 +22,7 @@ from feddpc.models.flat import Flat
 from feddpc.models.norm_fusion import fused
 from feddpc.models.traits import Traits, norm_mask
 from feddpc.tasks.augmentation import Transform, crop_and_flip
-from feddpc.tasks.base import Batch, BatchIndices, Task, WorkCounter
+from feddpc.tasks.base import LARGE, Batch, BatchIndices, Task, WorkCounter
 from feddpc.tasks.host_samples import HostSamples, Ints, Read, sample_tensor
 from feddpc.tasks.losses import LOSSES
 from feddpc.tasks.measures import Measure, Totals, choose_measures, listed_metrics
@@ -171,9 +171,10 @@ class NetworkTask(Task):
         return str(getattr(loss, "__name__", type(loss).__name__))
 
     def initial(self) -> Tensor:
-        """Return the module's parameters as the first global model; they are parts of that from now on."""
+        """Return the module's parameters as the first global model; those of a large module become parts of it."""
         w = self.flat.vector()
-        self.flat.share(w)
+        if w.numel() >= LARGE:
+            self.flat.share(w)
         return w
 
     def fetch(self, rows: BatchIndices) -> Batch:
