@@ -26,6 +26,7 @@ def main() -> None:
     rows = found["bench"]["workloads"][0]["rows"]
     bars = speed.bar([row["way"] for row in rows], [1e3 * row["round"] for row in rows], color=[GREY, BLUE, BLUE])
     speed.bar_label(bars, fmt="%.0f")
+    speed.margins(y=0.12)
     speed.set(title="LeNet5, cohort 10, two cores", ylabel="ms per round, median")
 
     copies = {row["ranks"]: [] for row in found["large_model"]}
