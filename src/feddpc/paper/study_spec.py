@@ -74,7 +74,7 @@ class PaperSpec:
         return presets.preset(self.data, METHOD_OF.get(name, name), **values)
 
     def settings(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what the ladder tries per row: as many settings for each, where finer rates can fill up."""
+        """Return what the ladder begins with per row: as many settings for each, where finer rates can fill up."""
         own = {}
         for name in self.rows:
             second: list[dict[str, Any]] = [{}]

@@ -11,7 +11,7 @@ A run that climbs is one run that is continued, so a rung costs only the rounds 
                              three times
 
 Settings that compete make up a group: one method on one problem. Every group has the same rungs and, as far as its
-rate allows, the same number of settings.
+rate allows, begins with the same number of settings.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class StudyPlan:
         return {name: self.space.search(self.keys(name)) for name in self.methods} if self.space else {}
 
     def ladder_settings(self) -> dict[str, list[Settings]]:
-        """Return what a ladder tries per method: as many settings for each, where rates can fill up."""
+        """Return what a ladder begins with per method: as many settings for each, where rates can fill up."""
         return spaces.equal_budgets({method: search.ask() for method, search in self.searches().items()})
 
     def specs(self, method: str, settings: Settings) -> list[RunSpec]:
