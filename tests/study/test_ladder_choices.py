@@ -80,7 +80,7 @@ def test_the_budget_of_a_ladder_is_the_sum_of_its_rounds():
         mine = [r for r in results if r.spec.config.method == choice.method]
         assert choice.spent == sum(r.rounds for r in mine) < choice.count * 2 * 8
         ended = {r.spec.label.partition(" seed ")[0] for r in mine if r.spec.config.rounds == 8}
-        assert choice.budget == f"{choice.count}, {len(ended)} to the end, {choice.spent} rounds"
+        assert choice.budget == f"{choice.count}/{len(ended)}/{choice.spent}"
 
 
 def test_whole_numbers_beyond_the_grid_are_tried_as_whole_numbers():

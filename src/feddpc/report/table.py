@@ -111,7 +111,7 @@ def sweep_table(choices: Sequence[Choice], select: str) -> Table:
     headings = ["method", "chosen by", "setting", "validation", "test", "round", "last 10", "budget"]
     noted = any(choice.notes for choice in rows)
     ladder = any(choice.finalists is not None for choice in rows)
-    budget = "settings tried, those that ran to the end, rounds of all runs" if ladder else "settings x seeds x rounds"
+    budget = "settings tried/run to the end/rounds of all runs" if ladder else "settings x seeds x rounds"
     return Table(
         "chosen",
         "",

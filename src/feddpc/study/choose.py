@@ -58,10 +58,10 @@ class Choice:
 
     @property
     def budget(self) -> str:
-        """What choosing cost: settings x seeds x rounds; of a ladder, settings, finalists and the sum of rounds."""
+        """What choosing cost: settings x seeds x rounds; of a ladder settings/finalists/sum of rounds."""
         if self.finalists is None:
             return f"{self.count}x{self.seeds}x{self.rounds}"
-        return f"{self.count}, {self.finalists} to the end, {self.spent} rounds"
+        return f"{self.count}/{self.finalists}/{self.spent}"
 
     @property
     def validation(self) -> float | None:
