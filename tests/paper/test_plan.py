@@ -92,6 +92,17 @@ def test_a_setting_that_is_not_known_says_how_it_is_found():
         planned_rows.table2(PaperSpec("cifar100", "paper"), Tuned("nowhere"))
 
 
+def test_rows_without_a_setting_are_left_out_unless_they_were_asked_for():
+    some = Tuned("made up", {0.2: BEST, 0.6: {k: v for k, v in BEST.items() if k not in ("fedavgm", MOMENTUM)}})
+    spec = PaperSpec("cifar100", "paper")
+    assert spec.left_out(some) == {0.6: ["fedavgm", MOMENTUM]}
+    planned = [(line.alpha, line.name) for line in planned_rows.table2(spec, some)]
+    known = [(0.2, name) for name in ROWS] + [(0.6, name) for name in ROWS if name not in ("fedavgm", MOMENTUM)]
+    assert planned == known
+    with pytest.raises(BadInputError, match="no setting of fedavgm"):
+        planned_rows.table2(PaperSpec("cifar100", "paper", rows=("feddpc", "fedavgm")), some)
+
+
 def test_rounds_and_rows_can_be_cut_and_the_question_says_so():
     asked = PaperSpec(
         "cifar100", "paper", changes={"rounds": 100}, rows=("feddpc", "fedcm"), rates=(0.1,), values=(0.1, 0.01)

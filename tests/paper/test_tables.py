@@ -154,6 +154,14 @@ def test_a_short_grid_says_what_it_cannot_tell(best, rounds, begun, early):
     assert ("this order says little" in documents.pages([study], "images")["reproduction-digits.md"]) != begun
 
 
+def test_a_ladder_to_the_end_is_no_short_grid():
+    rows = [row("grid", f"feddpc lr={lr}", [0.5], rounds=rounds) for lr, rounds in ((1.0, 4), (0.1, 9))]
+    study = PaperStudy("digits", "tiny", "", [*rows, row("table2", "feddpc", [0.9], rounds=9)])
+    notes = " ".join(tables.grid(study, 0.2).notes)
+    assert "Only settings that ran to the end, 9 rounds, can win." in notes
+    assert "best early" not in notes
+
+
 @pytest.mark.parametrize(
     ("rates", "best", "said"),
     [

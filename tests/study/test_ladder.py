@@ -8,36 +8,17 @@ import pytest
 from feddpc.errors import BadInputError
 from feddpc.runs.stop import Stop
 from feddpc.study import InProcess, RunSpec, StudyPlan, run_study, run_sweep
-from feddpc.study.folder import RunResult, StudyFolder
+from feddpc.study.folder import StudyFolder
 from feddpc.study.ladder import AROUND, Trial, beyond, climb, next_to, rungs, winner
-from feddpc.study.overrides import Overrides
 from feddpc.study.space import Space, equal_budgets
 from feddpc.study.sweep import choose_both, climb_plan, gather
-from feddpc.tasks.metrics import ACCURACY
-from sweeping import SMALL, config, numbers, records
+from sweeping import Made, config, ladder_plan, numbers, records
 
 ROUNDS, SEEDS = 400, (0, 1)
 
 
 def make(group, values):
     return Trial(group, values, config(lr=values["lr"], model_options={"hidden": [4]}), f"{group} {values}")
-
-
-class Made:
-    """Runs that take no time: the score of a setting is a function of its rate, rounds and seed."""
-
-    def __init__(self, score, status="done"):
-        self.score, self.status, self.asked = score, status, []
-
-    def __call__(self, specs):
-        self.asked.append([(s.config.lr, s.config.rounds, s.config.seed) for s in specs])
-        return [self.result(spec) for spec in specs]
-
-    def result(self, spec):
-        value = self.score(spec.config.lr, spec.config.rounds, spec.config.seed)
-        status = self.status if isinstance(self.status, str) else self.status(spec.config)
-        known = {"best": value, "validation": value, "validated": value, "rounds": spec.config.rounds}
-        return RunResult(key="k", spec=spec, status=status, path=None, metric=ACCURACY, **known)
 
 
 def let_climb(rates, run, **more):
@@ -247,13 +228,6 @@ def test_a_schedule_over_all_rounds_cannot_be_continued():
     with pytest.raises(BadInputError, match="lr_schedule"):
         climb_plan(plan, Made(lambda *_: 0.5))
     climb_plan(ladder_plan(lr_schedule="cosine", lr_schedule_options={"over": 99}), Made(lambda *_: 0.5))
-
-
-def ladder_plan(**values):
-    overrides = Overrides()
-    overrides.absorb({**SMALL, "rounds": 8, **values}, ["fedavg", "feddpc"])
-    space = Space.grid({"lr": [0.3, 0.1, 0.03], "feddpc.lam": [0.0, 1.0]})
-    return StudyPlan(["fedavg", "feddpc"], [0, 1], overrides, space, ladder=True)
 
 
 def test_a_sweep_climbs_is_continued_and_chooses_from_the_last_rung(tmp_path):

@@ -229,6 +229,9 @@ def _show(report: Report) -> None:
         console.print(f"{finding.verdict + ':':{INDENT}}{finding.claim}{where}", highlight=False, markup=False)
         console.print(Padding(Text(finding.numbers, style="dim"), (0, 0, 0, INDENT), expand=False))
     console.print()
+    if report.left_out:
+        rows = "; ".join(report.left_out)
+        console.print(f"rows without a known setting are left out ({rows}): --ladder tunes them", style="yellow")
     for path in report.paths:
         console.print(str(path), highlight=False, markup=False)
     if report.missing:

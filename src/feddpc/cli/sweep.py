@@ -201,20 +201,21 @@ def _usual_at_once(plan: StudyPlan, device: str | None) -> int:
 
 def _announce(plan: StudyPlan, out: Path, console: Any, extend: bool) -> None:
     """Print the budget of every method, and warn where they differ."""
-    from feddpc.config import Config
     from feddpc.report.display import print_line
     from feddpc.study.choose import budget
     from feddpc.study.plan import refuse_another
 
     refuse_another(out, plan, extend=extend)
-    budgets, rounds = plan.budgets(), plan.overrides.values.get("rounds", Config.rounds)
+    budgets = plan.budgets()
     if plan.ladder:
         from feddpc.study.ladder import describe
 
         budgets = {name: len(mine) for name, mine in plan.ladder_settings().items()}
-        print_line(console, describe(int(rounds or Config.rounds), plan.seeds))
+        print_line(console, describe(plan.rounds, plan.seeds))
     for name, count in budgets.items():
-        print_line(console, f"{short_name(name)}: {budget(count, len(plan.seeds), rounds)}")
+        words = f"{count} setting{'s' * (count != 1)}, then the neighbors of the best"
+        words = words if plan.ladder else budget(count, len(plan.seeds), plan.rounds)
+        print_line(console, f"{short_name(name)}: {words}")
     if len(set(budgets.values())) > 1:
         print_line(
             console,
@@ -228,7 +229,7 @@ def _present(results: list[RunResult], folders: list[Path], plan: StudyPlan | No
     """Show what was chosen and what is missing."""
     from collections import Counter
 
-    from feddpc.study.sweep import choose_both
+    from feddpc.study.sweep import choose_both, unfinished_ladder
 
     choices, counts = choose_both(results, plan), Counter(result.status for result in results)
     missing = [result for result in results if not result.ended]
@@ -252,6 +253,8 @@ def _present(results: list[RunResult], folders: list[Path], plan: StudyPlan | No
     if len(missing) > NAMED:
         print_line(console, f"and {len(missing) - NAMED} more", style="yellow")
     table = sweep_table(choices, plan.objective if plan else "validation")
+    if unfinished_ladder(results, plan):
+        print_line(console, "nothing can be chosen: the ladder is unfinished", style="yellow")
     console.print(table.rich())
     print_line(console, table.notes[0], style="dim")
     for warning in dict.fromkeys(_grid_end_warning(choice) for choice in choices if choice.grid_ends):

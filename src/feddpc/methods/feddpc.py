@@ -48,7 +48,7 @@ class FedDPC(FedDPCForms):
 
     Momentum, which the paper lacks: v_j is orthogonal to the last step, so <Delta_t, g> = momentum |g|^2. With neither
     projection nor scaling it is FedAvgM. A round without updates makes no step, and Delta_t = momentum Delta_{t-1}.
-    With momentum take a smaller lam: both make steps longer.
+    Tune lam with it, because both make steps longer: on CIFAR-10 0 was the best of four, on digits 1 to 2 were.
 
     The forms give the same numbers; costs are given for matrix and streaming / client. Robust rules judge v_j.
 

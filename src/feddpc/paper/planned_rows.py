@@ -29,11 +29,13 @@ def rows(parts: Sequence[str], spec: PaperSpec, tuned: Tuned) -> list[PaperRow]:
 
 
 def table2(spec: PaperSpec, tuned: Tuned) -> list[PaperRow]:
-    """Return the rows of Table 2 and of figures 1 to 3: every method with its best setting."""
+    """Return the rows of Table 2 and of figures 1 to 3: every method with its best setting, if one is known."""
+    without = spec.left_out(tuned)
     return [
         _row(spec, "table2", alpha, name, label(name), spec.best(tuned, alpha, name), method=name)
         for alpha in spec.alphas
         for name in spec.rows
+        if name not in without.get(alpha, ())
     ]
 
 

@@ -19,7 +19,7 @@ from feddpc.errors import DataError
 from feddpc.paper import documents, figures, planned_rows, published, records, table1, tables
 from feddpc.paper.claims import findings, summary
 from feddpc.paper.study import PaperRow, PaperStudy, all_runs, joined
-from feddpc.paper.study_spec import PaperSpec
+from feddpc.paper.study_spec import PaperSpec, label
 from feddpc.paper.tuned import Setting, Tuned, known, setting_of, winners
 from feddpc.paper.verdicts import Finding
 from feddpc.report.failures import noted
@@ -140,6 +140,7 @@ class Report:
     missing: list[RunResult]  #: runs that have not ended
     paths: list[Path]
     failures: list[str] = field(default_factory=list)  #: figures or pages that could not be made, and why
+    left_out: list[str] = field(default_factory=list)  #: per alpha, the rows without a known setting
 
     @property
     def tables(self) -> list[Table]:
@@ -164,6 +165,7 @@ class Report:
             "tables": [table.as_dict() for table in self.tables],
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "missing": self.describe_missing(),
+            "left_out": self.left_out,
             "files": [str(path) for path in self.paths],
         }
 
@@ -190,7 +192,7 @@ def reproduce(
     rows: list[PaperRow] = []
     missing: list[RunResult] = []
     tuned, done, spent = known(spec.data, folders.base), tuple(parts), 0.0
-    complete = True
+    complete, left_out = True, []
     if ladder:
         rows, missing, complete, spent = climb_ladder(spec, folders, **options)
         done = ("grid", *parts)
@@ -198,6 +200,8 @@ def reproduce(
         done = ("grid",)  # an unfinished ladder has no winners
     else:
         tuned = store_winners(spec, rows, folders) if ladder else tuned
+        if "table2" in parts:
+            left_out = [f"alpha {a:g}: {' / '.join(map(label, names))}" for a, names in spec.left_out(tuned).items()]
         more, still_missing, seconds = collect(planned_rows.rows(parts, spec, tuned), folders, **options)
         rows, missing, spent = [*rows, *more], [*missing, *still_missing], spent + seconds
     origin = {
@@ -211,7 +215,7 @@ def reproduce(
     if (stored := folders.results / "records.json").is_file():
         study = joined(records.read(stored), study)  # keep the rows of earlier calls
     failures: list[str] = []
-    return Report(study, done, missing, write_results(study, done, folders, failures), failures)
+    return Report(study, done, missing, write_results(study, done, folders, failures), failures, left_out)
 
 
 def write_results(

@@ -74,7 +74,7 @@ class PaperSpec:
         return presets.preset(self.data, METHOD_OF.get(name, name), **values)
 
     def settings(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what the ladder tries per row: as many settings for each, where finer rates can fill up."""
+        """Return what the ladder begins with per row: as many settings for each, where finer rates can fill up."""
         own = {}
         for name in self.rows:
             second: list[dict[str, Any]] = [{}]
@@ -84,6 +84,14 @@ class PaperSpec:
                 second = list(COMBINATIONS[name][: len(self.values)])
             own[name] = [{"lr": lr, **hyper} for lr in self.rates for hyper in second]
         return equal_budgets(own)
+
+    def left_out(self, tuned: Tuned) -> dict[float, list[str]]:
+        """Return the rows that have no setting, by alpha; none if rows were asked for, or if all of them lack one."""
+        lacking = {
+            alpha: [n for n in self.rows if self.select not in tuned.settings.get(alpha, {}).get(n, {})]
+            for alpha in self.alphas
+        }
+        return {alpha: names for alpha, names in lacking.items() if 0 < len(names) < len(ROWS) and self.rows == ROWS}
 
     def best(self, tuned: Tuned, alpha: float, name: str) -> Setting:
         """Return the best setting of a row, or raise with the command that finds it."""

@@ -243,7 +243,7 @@ def _cautions(study: PaperStudy, alpha: float) -> list[str]:
     """Return notes on what a grid of few rounds or few rates cannot decide."""
     rows, notes = study.part("grid", alpha), []
     whole = max((row.config.rounds for row in study.part("table2", alpha)), default=0)
-    if any(row.config.rounds < whole for row in rows):
+    if max((row.config.rounds for row in rows), default=whole) < whole:
         notes.append(f"The table has runs of {whole} rounds: a setting that is best early need not be the best then.")
     best = {name: chosen["validation"] for name, chosen in winners(rows).items() if "validation" in chosen}
     for end, word in ((min, "lowest"), (max, "highest")):

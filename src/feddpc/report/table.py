@@ -22,7 +22,7 @@ SHORT = 12
 SWEEP_LEGEND = (
     "Values: {}, mean over seeds ± sample standard deviation. test: for a setting chosen by validation, in the "
     "round that validation data choose; for one chosen by test, the best of any round, which is optimistic. budget: "
-    "settings x seeds x rounds."
+    "{}."
 )
 #: A share as percent, with its spread if there is one.
 percent = ACCURACY.text
@@ -110,12 +110,14 @@ def sweep_table(choices: Sequence[Choice], select: str) -> Table:
     rows = sorted(choices, key=lambda c: order.index((c.method, c.problem)))
     headings = ["method", "chosen by", "setting", "validation", "test", "round", "last 10", "budget"]
     noted = any(choice.notes for choice in rows)
+    ladder = any(choice.finalists is not None for choice in rows)
+    budget = "settings tried/run to the end/rounds of all runs" if ladder else "settings x seeds x rounds"
     return Table(
         "chosen",
         "",
         (*headings, *(["notes"] if noted else [])),
         [[*_choice_cells(choice), *(["; ".join(choice.notes)] if noted else [])] for choice in rows],
-        [SWEEP_LEGEND.format(", ".join(dict.fromkeys(choice.metric.title for choice in rows)))],
+        [SWEEP_LEGEND.format(", ".join(dict.fromkeys(choice.metric.title for choice in rows)), budget)],
         frozenset(i for i, choice in enumerate(rows) if choice.by == select),
         frozenset({"chosen by", "setting", "notes"}),
     )
@@ -133,7 +135,7 @@ def _choice_cells(choice: Choice) -> list[str]:
         choice.metric.text(choice.test, choice.test_spread),
         "-" if choice.round is None else str(choice.round),
         choice.metric.text(choice.last10),
-        f"{choice.count}x{choice.seeds}x{choice.rounds}",
+        choice.budget,
     ]
 
 

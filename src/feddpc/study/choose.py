@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feddpc.config import TUNED_KEYS
+from feddpc.config import TUNED_KEYS, Config
 from feddpc.errors import BadInputError, unknown
 from feddpc.study.folder import RunResult, shared_metric
 from feddpc.study.space import Categorical, Range
@@ -40,12 +40,14 @@ class Choice:
     last10: float | None
     round: int | None  #: mean of the seeds' chosen rounds
     results: list[RunResult]  #: the runs of the winner, one per seed
-    tried: int  #: settings of which every seed ran to its end
+    tried: int  #: settings of which every seed ran to its end, or as far as a ladder let it
     diverged: int
     failed: int
     missing: int
     seeds: int
-    rounds: int  #: of every run
+    rounds: int  #: of every run, in a ladder of those that ran to the end
+    finalists: int | None = None  #: in a ladder: settings that ran to the end
+    spent: int = 0  #: rounds of all runs
     spread: float | None = None  #: sample standard deviation of the score over seeds
     grid_ends: list[str] = field(default_factory=list)  #: keys whose best value is the smallest or largest of the grid
 
@@ -53,6 +55,13 @@ class Choice:
     def count(self) -> int:
         """How many settings there are in total."""
         return self.tried + self.diverged + self.failed + self.missing
+
+    @property
+    def budget(self) -> str:
+        """What choosing cost: settings x seeds x rounds; of a ladder settings/finalists/sum of rounds."""
+        if self.finalists is None:
+            return f"{self.count}x{self.seeds}x{self.rounds}"
+        return f"{self.count}/{self.finalists}/{self.spent}"
 
     @property
     def validation(self) -> float | None:
@@ -92,13 +101,20 @@ class Choice:
         return {**named, "runs": [result.key for result in self.results]}
 
 
-def choose(results: Sequence[RunResult], by: str = "validation", over: Sequence[str] | None = None) -> list[Choice]:
+def choose(
+    results: Sequence[RunResult],
+    by: str = "validation",
+    over: Sequence[str] | None = None,
+    *,
+    finalist: Callable[[RunResult], bool] | None = None,
+) -> list[Choice]:
     """Return the winner for every method and problem, in the order of their first appearance.
 
     Settings are compared by the mean over seeds of the primary metric's best value on ``by``. Only settings of which
     every seed ran to its end count: one that diverges is never chosen. ``over`` are the keys that were tuned (``lr``,
     ``hyper.lam`` or just ``lam``), by default rates, batches, epochs and all hyper-parameters; other differences make
-    another problem, with its own winner.
+    another problem, with its own winner. With ``finalist``, the results are those of a ladder: only settings whose runs
+    it accepts can win, the others are counted, and rounds make no other problem.
     """
     if by not in BY:
         raise unknown("way to choose", by, BY)
@@ -107,6 +123,8 @@ def choose(results: Sequence[RunResult], by: str = "validation", over: Sequence[
     parts: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
     for result in results:
         problem, own = parts[id(result)] = _split(settings(result.spec.config), tuned)
+        if finalist is not None:
+            problem.pop("rounds", None)
         cell = cells.setdefault((result.spec.config.method, _text(problem)), {})
         cell.setdefault(_text(own), []).append(result)
     chosen = []
@@ -114,19 +132,25 @@ def choose(results: Sequence[RunResult], by: str = "validation", over: Sequence[
         problem, _ = parts[id(next(iter(groups.values()))[0])]
         others = [parts[id(o)][0] for o in results if o.spec.config.method == method]
         apart = {name: value for name, value in problem.items() if _differs(others, name)}
-        chosen.append(_winner(method, by, apart, [(parts[id(g[0])][1], g) for g in groups.values()]))
+        chosen.append(_winner(method, by, apart, [(parts[id(g[0])][1], g) for g in groups.values()], finalist))
     return chosen
 
 
 def _winner(
-    method: str, by: str, problem: dict[str, Any], groups: list[tuple[dict[str, Any], list[RunResult]]]
+    method: str,
+    by: str,
+    problem: dict[str, Any],
+    groups: list[tuple[dict[str, Any], list[RunResult]]],
+    finalist: Callable[[RunResult], bool] | None,
 ) -> Choice:
+    last = [finalist is None or all(map(finalist, group)) for _, group in groups]
     seeds = max(len({o.spec.config.seed for o in group}) for _, group in groups)
-    ends = [_end(group, seeds) for _, group in groups]
+    # What did not reach the last rung of a ladder ran with the first seed alone.
+    ends = [_end(group, seeds if final else 1) for (_, group), final in zip(groups, last, strict=True)]
     able = [
         (own, group, scores)
-        for (own, group), end in zip(groups, ends, strict=True)
-        if end == "done" and (scores := _known([o.score(by) for o in group])) is not None
+        for (own, group), end, final in zip(groups, ends, last, strict=True)
+        if final and end == "done" and (scores := _known([o.score(by) for o in group])) is not None
     ]
     metric = shared_metric(result for _, group in groups for result in group)
     own, best, scores = metric.pick(able, lambda entry: statistics.fmean(entry[2])) or (None, [], [])
@@ -151,7 +175,9 @@ def _winner(
         failed=ends.count("failed"),
         missing=ends.count("missing"),
         seeds=seeds,
-        rounds=groups[0][1][0].spec.config.rounds,
+        rounds=max(o.spec.config.rounds for _, group in groups for o in group),
+        finalists=None if finalist is None else sum(last),
+        spent=sum(o.rounds for _, group in groups for o in group),
     )
 
 
@@ -169,6 +195,11 @@ def _split(values: dict[str, Any], tuned: set[str] | None) -> tuple[dict[str, An
         tuned = {key for key in values if key.partition(".")[0] in (*TUNED_KEYS, "hyper")}
     own = {k: v for k, v in values.items() if k in tuned}
     return {k: v for k, v in values.items() if k not in own}, own
+
+
+def problem_of(config: Config) -> str:
+    """Return what tells the problem of a configuration from others: all that is not tuned, as text."""
+    return _text(_split(settings(config), None)[0])
 
 
 def _varied(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ A sweep keeps its runs in ``items/KEY``, a comparison in ``METHOD-seedN``. ``fai
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import shutil
@@ -160,10 +161,14 @@ class StudyFolder:
             (self.failed / f"{spec.key}.json").unlink(missing_ok=True)
 
     def drop_checkpoint(self, spec: RunSpec) -> None:
-        """Remove the checkpoint of an extendable run that will hardly be continued; its records stay."""
+        """Remove the checkpoint of an extendable run that will hardly be continued; its records stay.
+
+        A run that has more rounds than ``spec`` asks for was continued after all, and keeps it.
+        """
         with suppress(FolderInUseError, RunFolderError):
             lock = RunFolder.reopen(self.path(spec))
-            shutil.rmtree(self.path(spec) / "checkpoint", ignore_errors=True)
+            if self.rounds(spec) <= spec.config.rounds:
+                shutil.rmtree(self.path(spec) / "checkpoint", ignore_errors=True)
             lock.close()
 
     def begin_again(self, spec: RunSpec) -> None:
@@ -206,7 +211,7 @@ class StudyFolder:
     def stored_specs(self) -> list[RunSpec]:
         """Return one spec per run folder below ``items``, by method, setting and seed."""
         paths = self.items.iterdir() if self.items.is_dir() else ()
-        specs = [RunSpec(load_config(path)) for path in paths if is_run(path)]
+        specs = [_stored_spec(path) for path in paths if is_run(path)]
         return sorted(specs, key=lambda s: (s.config.method, json.dumps(settings(s.config)), s.config.seed))
 
     def write_results(self, results: Sequence[RunResult], choices: Sequence[dict[str, Any]] = ()) -> None:
@@ -228,6 +233,13 @@ class StudyFolder:
         plain = {f"{name}_{metric.name}" if name in VALUES else name: value for name, value in plain.items()}
         path = result.path.relative_to(self.folder) if result.path.is_relative_to(self.folder) else result.path
         return {**plain, "path": str(path), "tags": dict(result.spec.tags), "settings": settings(config)}
+
+
+def _stored_spec(path: Path) -> RunSpec:
+    """Return the spec of a run folder; the key, its name, says whether the run is extendable."""
+    spec = RunSpec(load_config(path))
+    extendable = dataclasses.replace(spec, extendable=True)
+    return extendable if extendable.key == path.name else spec
 
 
 def _until(rounds: int, records: list[dict[str, Any]], status: str) -> tuple[list[dict[str, Any]], str]:

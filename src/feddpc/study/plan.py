@@ -60,6 +60,8 @@ class StudyPlan:
         if self.ladder and self.space.trials is not None:
             raise BadInputError("--ladder is for --grid: it looks beyond the ends of the listed values")
         for key in self.space.axes:
+            if self.ladder and _plain(key) == "rounds":
+                raise BadInputError("--ladder sets how long each setting runs: leave rounds out of the grid")
             if _plain(key) in EXECUTION_KEYS:
                 raise BadInputError(f"{key} does not change the results, so it cannot be tuned: leave it out")
             Overrides().set(_plain(key), 0, self.methods)  # an unknown key is an error that names the known ones
@@ -72,6 +74,11 @@ class StudyPlan:
     def kind(self) -> str:
         """``comparison`` or ``sweep``."""
         return "comparison" if self.space is None else "sweep"
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of a run, in a ladder those of its last rung, unless they are varied."""
+        return int(self.overrides.values.get("rounds") or Config.rounds)
 
     def keys(self, method: str) -> list[str]:
         """Return what is varied for a method."""
@@ -90,7 +97,7 @@ class StudyPlan:
         return {name: self.space.search(self.keys(name)) for name in self.methods} if self.space else {}
 
     def ladder_settings(self) -> dict[str, list[Settings]]:
-        """Return what a ladder tries per method: as many settings for each, where rates can fill up."""
+        """Return what a ladder begins with per method: as many settings for each, where rates can fill up."""
         return spaces.equal_budgets({method: search.ask() for method, search in self.searches().items()})
 
     def specs(self, method: str, settings: Settings) -> list[RunSpec]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feddpc.config import Config
-from feddpc.study.choose import BY, Choice, choose
+from feddpc.study.choose import BY, Choice, choose, problem_of
 from feddpc.study.folder import RunResult, StudyFolder
 from feddpc.study.ladder import Climb, Dropped, RunSpecs, Trial, climb, keep_checkpoint
 from feddpc.study.plan import FILES, StudyPlan, claim
@@ -68,35 +67,41 @@ def choose_both(results: Sequence[RunResult], plan: StudyPlan | None = None) -> 
     only settings that ran to the end can be chosen; they are counted among all that were tried.
     """
     if plan is not None and plan.ladder:
-        return _choose_finalists(results)
+        return _choose_finalists(results, plan)
     ways = [by for by in BY if by == "test" or any(r.validation is not None for r in results)]
     axes = plan.space.axes if plan and plan.space and plan.space.trials is None else {}
     return [choice.with_grid_ends(axes) for by in ways for choice in choose(results, by)]
 
 
-def _choose_finalists(results: Sequence[RunResult]) -> list[Choice]:
-    """Return what is chosen from the last rung of a ladder."""
-    rounds = max((result.spec.config.rounds for result in results), default=0)
-    last = [result for result in results if result.spec.config.rounds == rounds]
-    ways = [by for by in BY if by == "test" or any(r.validation is not None for r in last)]
-    left = [result for result in results if result.spec.config.rounds < rounds]
-    return [
-        dataclasses.replace(choice, tried=choice.tried + sum(r.spec.config.method == choice.method for r in left))
-        for by in ways
-        for choice in choose(last, by)
-    ]
+def unfinished_ladder(results: Sequence[RunResult], plan: StudyPlan | None) -> bool:
+    """Whether runs of a ladder are missing, so that nothing can be chosen yet."""
+    return plan is not None and plan.ladder and any(result.status == "missing" for result in results)
+
+
+def _choose_finalists(results: Sequence[RunResult], plan: StudyPlan) -> list[Choice]:
+    """Return what is chosen from the last rung of a ladder; a method without a finalist has its counts alone."""
+    ways = [by for by in BY if by == "test" or any(r.validation is not None for r in results)]
+    complete = not unfinished_ladder(results, plan)
+
+    def finalist(result: RunResult) -> bool:
+        return complete and result.spec.config.rounds == plan.rounds
+
+    return [choice for by in ways for choice in choose(results, by, finalist=finalist)]
 
 
 def climb_plan(plan: StudyPlan, run: RunSpecs, dropped: Dropped = keep_checkpoint) -> Climb:
-    """Let the settings of a plan climb its ladder; every method is a group."""
+    """Let the settings of a plan climb its ladder; every method on every problem is a group."""
+    method_of: dict[str, str] = {}
 
-    def make(method: str, settings: Mapping[str, Any]) -> Trial:
+    def make(group: str, settings: Mapping[str, Any]) -> Trial:
+        method = method_of.get(group, group)
         spec = plan.specs(method, dict(settings))[0]
-        return Trial(method, settings, spec.config, spec.label.partition(" seed ")[0])
+        group = f"{method} {problem_of(spec.config)}"
+        method_of[group] = method
+        return Trial(group, settings, spec.config, spec.label.partition(" seed ")[0])
 
     trials = [make(method, values) for method, mine in plan.ladder_settings().items() for values in mine]
-    rounds = int(plan.overrides.values.get("rounds") or Config.rounds)
-    return climb(trials, rounds, plan.seeds, run, make, by=plan.objective, dropped=dropped)
+    return climb(trials, plan.rounds, plan.seeds, run, make, by=plan.objective, dropped=dropped)
 
 
 def run_trials(plan: StudyPlan, run: RunSpecs, dropped: Dropped = keep_checkpoint) -> list[RunResult]:
