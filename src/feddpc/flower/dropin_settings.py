@@ -102,7 +102,7 @@ class DropInPrivacy:
         if clients is None:
             raise BadInputError(
                 "privacy needs population, how many clients there are: the noisy sum is divided by fraction_train "
-                "times that number, whoever comes"
+                "times that number, however many take part"
             )
         if not 0 < fraction <= 1:
             raise BadInputError(
